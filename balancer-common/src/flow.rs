@@ -1,0 +1,168 @@
+use bytemuck::{Pod, Zeroable};
+
+use crate::{BackendId, ServiceId};
+
+/// Entries in a bucket of the flow table.
+pub const WAYS: usize = 8;
+/// A stamp is the coarse monotonic clock in nanoseconds, shifted right by this: 67 ms, wrapping after 9 years.
+pub const STAMP_SHIFT: u32 = 26;
+/// A timeout is in nanoseconds shifted right by this: 268 ms, at most 4.8 hours.
+pub const TIMEOUT_SHIFT: u32 = 28;
+/// The `twin` of an entry that has none.
+pub const NO_TWIN: u32 = u32::MAX;
+
+/// By what a packet is told from those of other flows, as it arrives (before any rewriting).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct FlowKey {
+    /// Source address, network order.
+    pub source: [u8; 4],
+    /// Destination address, network order.
+    pub destination: [u8; 4],
+    /// Source port, network order.
+    pub source_port: [u8; 2],
+    /// Destination port, network order.
+    pub destination_port: [u8; 2],
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Always 0.
+    pub reserved: [u8; 3],
+}
+
+const _: () = assert!(size_of::<FlowKey>() == 16);
+
+/// The life of a flow. Both entries of a flow go through it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FlowState {
+    /// Nothing here.
+    Free = 0,
+    /// Claimed by a CPU that is writing it: not to be read.
+    Busy = 1,
+    /// The first packet was seen; nothing proves yet that both ends want to talk.
+    HalfOpen = 2,
+    /// TCP: the handshake is complete. UDP: the backend has answered.
+    Established = 3,
+    /// TCP: FIN both ways, or a RST. A new SYN opens a new flow.
+    Closing = 4,
+}
+
+/// Bits of `Control::flags`.
+pub mod flags {
+    /// The client has sent its FIN.
+    pub const FIN_REQUEST: u8 = 1;
+    /// The backend has sent its FIN.
+    pub const FIN_REPLY: u8 = 2;
+    /// TCP: the backend's SYN-ACK was seen.
+    pub const ANSWERED: u8 = 4;
+    /// The entry is that of the reply direction.
+    pub const REPLY: u8 = 8;
+    /// The flow is in its backend's active count; only ever set on the request direction's entry, and
+    /// cleared by whoever counts the flow as closed.
+    pub const ACTIVE: u8 = 16;
+}
+
+/// The word by which an entry is claimed, published and changed, always by compare-and-exchange.
+///
+/// Bits 0 to 7 are the state, bits 8 to 15 the flags, bits 16 to 31 a sequence number that grows each time
+/// the entry is given to another flow: a reader that finds it unchanged has read one flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Control(pub u32);
+
+impl Control {
+    /// A word of these three parts.
+    pub const fn new(state: FlowState, flags: u8, sequence: u16) -> Control {
+        Control(state as u32 | ((flags as u32) << 8) | ((sequence as u32) << 16))
+    }
+
+    /// The state; a number that no state has reads as `Busy`.
+    pub const fn state(self) -> FlowState {
+        match self.0 as u8 {
+            0 => FlowState::Free,
+            2 => FlowState::HalfOpen,
+            3 => FlowState::Established,
+            4 => FlowState::Closing,
+            _ => FlowState::Busy,
+        }
+    }
+
+    /// The flags: `flags::*`.
+    pub const fn flags(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// The sequence number.
+    pub const fn sequence(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// Whether the entry holds a flow.
+    pub const fn is_live(self) -> bool {
+        !matches!(self.state(), FlowState::Free | FlowState::Busy)
+    }
+}
+
+/// One direction of a flow: how its packets are found, and all that rewriting them needs. One cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct FlowEntry {
+    /// The packet as it arrives.
+    pub key: FlowKey,
+    /// Source address that it leaves with, network order.
+    pub new_source: [u8; 4],
+    /// Destination address that it leaves with, network order.
+    pub new_destination: [u8; 4],
+    /// Source port that it leaves with, network order.
+    pub new_source_port: [u8; 2],
+    /// Destination port that it leaves with, network order.
+    pub new_destination_port: [u8; 2],
+    /// RFC 1624 sum of what the rewrite changes in the IP header, TTL included; network order as loaded.
+    pub ip_delta: u16,
+    /// RFC 1624 sum of what the rewrite changes in the L4 pseudo-header and ports.
+    pub l4_delta: u16,
+    /// Who serves the flow.
+    pub backend: BackendId,
+    /// The backend's generation when the flow was opened.
+    pub generation: u16,
+    /// The service that the client talks to.
+    pub service: ServiceId,
+    /// Index into `NEXT_HOPS`.
+    pub hop: u16,
+    /// The entry of the other direction: bucket × `WAYS` + way, or `NO_TWIN`.
+    pub twin: u32,
+    /// When the last packet of this direction came, in units of 2^`STAMP_SHIFT` ns.
+    pub stamp: u32,
+    /// State, flags and sequence.
+    pub control: Control,
+    /// MAC of the client's side. On replies: where they are sent. On requests: where the last came from.
+    pub neighbour: [u8; 6],
+    /// Low 16 bits of the index of the interface that requests come in by.
+    pub ingress: u16,
+    /// After how much silence the flow ends in its present state, in units of 2^`TIMEOUT_SHIFT` ns.
+    pub timeout: u16,
+    /// Always 0.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<FlowEntry>() == 64);
+
+impl FlowEntry {
+    /// Whether this direction has been silent for longer than its timeout at the stamp `now`.
+    pub const fn is_expired(&self, now: u32) -> bool {
+        // A stamp of a packet seen just after `now` was read must not count as nine years of silence.
+        let silence = now.wrapping_sub(self.stamp);
+        silence as i32 > 0 && silence > (self.timeout as u32) << (TIMEOUT_SHIFT - STAMP_SHIFT)
+    }
+}
+
+/// What one element of `FLOWS` holds.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Bucket {
+    /// The entries, in the order of their tags.
+    pub entries: [FlowEntry; WAYS],
+}
+
+const _: () = assert!(size_of::<Bucket>() == 512);
+const _: () = assert!(WAYS == size_of::<u64>());

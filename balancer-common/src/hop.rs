@@ -1,0 +1,28 @@
+use bytemuck::{Pod, Zeroable};
+
+/// Most interfaces that one balancer serves; the first entries of `NEXT_HOPS` are theirs.
+pub const MAX_PORTS: u32 = 64;
+
+/// Where a frame leaves: kept by the controller from netlink, read for each packet.
+///
+/// Entry `port` (below `MAX_PORTS`) describes an interface of the balancer itself and serves replies,
+/// whose destination MAC is the flow's; entry `MAX_PORTS + backend` leads to that backend. The three
+/// 64-bit words are written one by one, each atomically.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct NextHop {
+    /// MAC of the neighbour: the backend itself or its gateway.
+    pub neighbour: [u8; 6],
+    /// Index into `EGRESS`.
+    pub port: u16,
+    /// MAC of the interface that the frame leaves by.
+    pub source: [u8; 6],
+    /// Largest IP packet of that interface, in bytes; 0 = this hop can't be used now.
+    pub mtu: u16,
+    /// Kernel index of that interface: equal to the ingress one, the frame is sent back with `XDP_TX`.
+    pub ifindex: u32,
+    /// Why the hop can't be used while `mtu` is 0: a `Reason`.
+    pub unusable: u32,
+}
+
+const _: () = assert!(size_of::<NextHop>() == 24);

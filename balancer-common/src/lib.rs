@@ -1,0 +1,61 @@
+//! The contract between the XDP program and the controller: the names of the BPF maps, their keys and
+//! values, and the reasons for which a packet is refused. Nothing else lives here.
+//!
+//! Addresses and ports are byte arrays in network order, everything else is in the host's order. Every
+//! type is `Pod` (so it has no padding) and asserts its size; no `bool`, `enum` or `Option` crosses.
+#![no_std]
+
+mod counters;
+mod flow;
+mod hop;
+mod reason;
+mod ring;
+mod service;
+
+pub use counters::{BackendCounters, Traffic};
+pub use flow::{
+    Bucket, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, flags,
+};
+pub use hop::{MAX_PORTS, NextHop};
+pub use reason::Reason;
+pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
+pub use service::{Backend, BackendId, Service, ServiceId, ServiceKey, role};
+
+/// IP protocol number of TCP (RFC 9293).
+pub const TCP: u8 = 6;
+/// IP protocol number of UDP (RFC 768).
+pub const UDP: u8 = 17;
+
+/// Names of the BPF maps and of the XDP program, as they stand in the object file.
+pub mod names {
+    /// The program attached to every configured interface.
+    pub const PROGRAM: &str = "balancer";
+    /// `Array<u64>`, memory-mapped: one tag byte for each way of a bucket, 0 = empty.
+    pub const FLOW_TAGS: &str = "FLOW_TAGS";
+    /// `Array<Bucket>`, memory-mapped: the flow entries.
+    pub const FLOWS: &str = "FLOWS";
+    /// `HashMap<ServiceKey, Service>`: what clients talk to. Read only when no flow matched.
+    pub const SERVICES: &str = "SERVICES";
+    /// `HashMap<[u8; 4], u32>`: the roles (`role::*`) of an address, for packets that have no ports.
+    pub const ADDRESSES: &str = "ADDRESSES";
+    /// `Array<Ring>`, indexed by `ServiceId`, memory-mapped: both halves of each selection ring.
+    pub const RINGS: &str = "RINGS";
+    /// `Array<u64>`, indexed by `ServiceId`, memory-mapped: the `RingWord` of each ring.
+    pub const RING_WORDS: &str = "RING_WORDS";
+    /// `Array<Backend>`, indexed by `BackendId`. Read when a flow is opened.
+    pub const BACKENDS: &str = "BACKENDS";
+    /// `Array<NextHop>`, memory-mapped: `MAX_PORTS` interfaces, then one hop for each backend.
+    pub const NEXT_HOPS: &str = "NEXT_HOPS";
+    /// `DevMap`, indexed by port: where `XDP_REDIRECT` sends.
+    pub const EGRESS: &str = "EGRESS";
+    /// `HashMap<u32, u32>`: interface index to port, read when a flow is opened or its client moves.
+    pub const PORTS: &str = "PORTS";
+    /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.
+    pub const DROPS: &str = "DROPS";
+    /// `.rodata` `[u64; 2]`: the secret of the flow hash.
+    pub const HASH_SEED: &str = "HASH_SEED";
+    /// `.rodata` `u32`: how many buckets `FLOWS` has.
+    pub const BUCKETS: &str = "BUCKETS";
+}

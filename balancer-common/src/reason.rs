@@ -1,0 +1,70 @@
+/// Why the program refused a packet. The number is the index into `DROPS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Reason {
+    /// Truncated, a length that contradicts another, or impossible TCP flags.
+    Malformed = 0,
+    /// A fragment to a service address or from a backend.
+    Fragment = 1,
+    /// TTL 1 or 0 where the packet would have to be routed on.
+    TtlExceeded = 2,
+    /// A TCP segment, not a SYN, that belongs to no flow.
+    UnknownFlow = 3,
+    /// A new flow of a service none of whose backends may take one.
+    NoBackend = 4,
+    /// The link-layer address towards the backend is not known yet.
+    NoNeighbour = 5,
+    /// The frame would have to leave by an interface that is not configured, or there is no route.
+    NoEgress = 6,
+    /// Larger than the MTU of the interface it would leave by.
+    TooBig = 7,
+    /// No room for a new flow beside flows in use.
+    FlowTableFull = 8,
+    /// The reply of the new flow could not be told from that of another flow, on any backend.
+    ReplyCollision = 9,
+}
+
+impl Reason {
+    /// Every reason, in the order of its number.
+    pub const ALL: [Reason; 10] = [
+        Reason::Malformed,
+        Reason::Fragment,
+        Reason::TtlExceeded,
+        Reason::UnknownFlow,
+        Reason::NoBackend,
+        Reason::NoNeighbour,
+        Reason::NoEgress,
+        Reason::TooBig,
+        Reason::FlowTableFull,
+        Reason::ReplyCollision,
+    ];
+
+    /// The name that operators see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::Malformed => "malformed",
+            Reason::Fragment => "fragment",
+            Reason::TtlExceeded => "ttl-exceeded",
+            Reason::UnknownFlow => "unknown-flow",
+            Reason::NoBackend => "no-backend",
+            Reason::NoNeighbour => "no-neighbour",
+            Reason::NoEgress => "no-egress",
+            Reason::TooBig => "too-big",
+            Reason::FlowTableFull => "flow-table-full",
+            Reason::ReplyCollision => "reply-collision",
+        }
+    }
+
+    /// The reason with this number, `None` for a number that no reason has.
+    pub const fn from_index(index: u32) -> Option<Reason> {
+        if (index as usize) < Reason::ALL.len() { Some(Reason::ALL[index as usize]) } else { None }
+    }
+}
+
+const _: () = {
+    let mut index = 0;
+    while index < Reason::ALL.len() {
+        assert!(Reason::ALL[index] as usize == index);
+        index += 1;
+    }
+};

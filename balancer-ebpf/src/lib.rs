@@ -1,0 +1,2 @@
+//! The data plane.
+#![no_std]

@@ -1,0 +1,3 @@
+//! The XDP program.
+#![no_std]
+#![no_main]

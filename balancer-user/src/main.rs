@@ -1,0 +1,3 @@
+//! The `balancer` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! What the end-to-end tests, the demonstration and the benchmarks share.

@@ -1,0 +1,3 @@
+//! `cargo xtask`: everything that is done to this repository.
+
+fn main() {}
