@@ -117,32 +117,31 @@ pub struct FlowEntry {
     pub new_source_port: [u8; 2],
     /// Destination port that it leaves with, network order.
     pub new_destination_port: [u8; 2],
-    /// RFC 1624 sum of what the rewrite changes in the IP header, TTL included; network order as loaded.
+    /// What the rewrite adds to the IP header's sum, TTL included (RFC 1624); bytes as on the wire.
     pub ip_delta: u16,
-    /// RFC 1624 sum of what the rewrite changes in the L4 pseudo-header and ports.
+    /// What the rewrite adds to the TCP or UDP sum (RFC 1624); bytes as on the wire.
     pub l4_delta: u16,
+    /// MAC of the client's side. Replies: where they are sent. Requests: where the last one came from.
+    pub neighbour: [u8; 6],
+    /// Replies: the port they leave by. Requests: the low 16 bits of the index of the interface that the
+    /// last one came in by.
+    pub via: u16,
     /// Who serves the flow.
     pub backend: BackendId,
     /// The backend's generation when the flow was opened.
     pub generation: u16,
     /// The service that the client talks to.
     pub service: ServiceId,
-    /// Index into `NEXT_HOPS`.
-    pub hop: u16,
+    /// After how much silence the flow ends in its present state, in units of 2^`TIMEOUT_SHIFT` ns.
+    pub timeout: u16,
     /// The entry of the other direction: bucket × `WAYS` + way, or `NO_TWIN`.
     pub twin: u32,
     /// When the last packet of this direction came, in units of 2^`STAMP_SHIFT` ns.
     pub stamp: u32,
     /// State, flags and sequence.
     pub control: Control,
-    /// MAC of the client's side. On replies: where they are sent. On requests: where the last came from.
-    pub neighbour: [u8; 6],
-    /// Low 16 bits of the index of the interface that requests come in by.
-    pub ingress: u16,
-    /// After how much silence the flow ends in its present state, in units of 2^`TIMEOUT_SHIFT` ns.
-    pub timeout: u16,
     /// Always 0.
-    pub reserved: [u8; 2],
+    pub reserved: [u8; 4],
 }
 
 const _: () = assert!(size_of::<FlowEntry>() == 64);

@@ -1,2 +1,26 @@
-//! The data plane.
+//! The data plane: what happens to one packet, in the order in which it happens.
+//!
+//! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's
+//! selection ring, [`state`] follows its life, [`rewrite`] changes the frame; [`process`] is the whole way. All of
+//! it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`)
+//! and in the tests on the host.
 #![no_std]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
+
+pub mod atomic;
+pub mod checksum;
+pub mod environment;
+mod open;
+pub mod packet;
+pub mod parse;
+pub mod process;
+mod rewrite;
+pub mod state;
+pub mod table;
+
+pub use environment::{Environment, FlowMemory};
+pub use packet::Packet;
+pub use process::{Verdict, process};
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,204 @@
-//! The XDP program.
+//! The XDP program: the maps, and [`balancer_ebpf::process`] between them and the packet.
 #![no_std]
 #![no_main]
+
+use core::ptr;
+
+use aya_ebpf::{
+    EbpfContext,
+    bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
+    helpers::{bpf_ktime_get_coarse_ns, bpf_xdp_get_buff_len},
+    macros::{map, xdp},
+    maps::{Array, DevMap, HashMap, PerCpuArray},
+    programs::XdpContext,
+};
+use aya_log_ebpf::debug;
+use balancer_common::{
+    Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason, Ring, RingWord,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey,
+};
+use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
+
+/// Lets user space map the memory of an array (kernel 5.5).
+const MMAPABLE: u32 = 1 << 10;
+
+// The controller sets the real sizes when it loads the program.
+#[map]
+static FLOW_TAGS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
+#[map]
+static FLOWS: Array<Bucket> = Array::with_max_entries(1, MMAPABLE);
+#[map]
+static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, 0);
+#[map]
+static ADDRESSES: HashMap<[u8; 4], u32> = HashMap::with_max_entries(1, 0);
+#[map]
+static RINGS: Array<Ring> = Array::with_max_entries(1, MMAPABLE);
+#[map]
+static RING_WORDS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
+#[map]
+static BACKENDS: Array<Backend> = Array::with_max_entries(1, 0);
+#[map]
+static NEXT_HOPS: Array<NextHop> = Array::with_max_entries(1, MMAPABLE);
+#[map]
+static EGRESS: DevMap = DevMap::with_max_entries(MAX_PORTS, 0);
+#[map]
+static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PORTS, 0);
+#[map]
+static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
+
+/// The secret of the flow hash.
+#[unsafe(no_mangle)]
+static HASH_SEED: [u64; 2] = [0; 2];
+/// How many buckets `FLOWS` has.
+#[unsafe(no_mangle)]
+static BUCKETS: u32 = 1;
+/// 1: log each refused packet (for troubleshooting; the branch is compiled away at load when 0).
+#[unsafe(no_mangle)]
+static LOG_REFUSALS: u32 = 0;
+
+#[xdp(frags)]
+fn balancer(context: XdpContext) -> u32 {
+    let frame = Frame(&context);
+    match process(&frame, &Kernel(&context)) {
+        Verdict::Pass => XDP_PASS,
+        Verdict::Drop => XDP_DROP,
+        Verdict::Transmit => XDP_TX,
+        Verdict::Redirect(port) => match EGRESS.redirect(u32::from(port), 0) {
+            Ok(_) => XDP_REDIRECT,
+            Err(_) => {
+                Kernel(&context).refuse(Reason::NoEgress);
+                XDP_DROP
+            }
+        },
+    }
+}
+
+/// The frame that the program was called for.
+struct Frame<'a>(&'a XdpContext);
+
+impl Packet for Frame<'_> {
+    #[inline(always)]
+    fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
+        let start = self.0.data() + offset;
+        (start + size_of::<T>() <= self.0.data_end()).then_some(start as *mut T)
+    }
+
+    #[inline(always)]
+    fn has(&self, length: usize) -> bool {
+        if self.0.data() + length <= self.0.data_end() {
+            return true;
+        }
+        // More than the first buffer: only then is it worth a call (kernel 5.18).
+        // SAFETY: the context is the one that the program was called with.
+        let whole = unsafe { bpf_xdp_get_buff_len(self.0.as_ptr().cast()) };
+        length as u64 <= whole
+    }
+}
+
+/// The maps and the clock of the kernel.
+struct Kernel<'a>(&'a XdpContext);
+
+impl FlowMemory for Kernel<'_> {
+    #[inline(always)]
+    fn seed(&self) -> [u64; 2] {
+        // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
+        unsafe { ptr::read_volatile(&raw const HASH_SEED) }
+    }
+
+    #[inline(always)]
+    fn buckets(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { ptr::read_volatile(&raw const BUCKETS) }
+    }
+
+    #[inline(always)]
+    fn tags(&self, bucket: u32) -> Option<*mut u64> {
+        FLOW_TAGS.get_ptr_mut(bucket)
+    }
+
+    #[inline(always)]
+    fn bucket(&self, bucket: u32) -> Option<*mut Bucket> {
+        FLOWS.get_ptr_mut(bucket)
+    }
+}
+
+impl Environment for Kernel<'_> {
+    #[inline(always)]
+    fn now(&self) -> u32 {
+        // SAFETY: the helper takes nothing and always answers (kernel 5.11).
+        (unsafe { bpf_ktime_get_coarse_ns() } >> STAMP_SHIFT) as u32
+    }
+
+    #[inline(always)]
+    fn ingress(&self) -> u32 {
+        self.0.ingress_ifindex() as u32
+    }
+
+    #[inline(always)]
+    fn port(&self, ifindex: u32) -> Option<u16> {
+        // SAFETY: the value is one aligned word, copied at once.
+        unsafe { PORTS.get(ifindex) }.map(|port| *port as u16)
+    }
+
+    #[inline(always)]
+    fn service(&self, key: &ServiceKey) -> Option<Service> {
+        // SAFETY: the value is one aligned 64-bit word, copied at once.
+        unsafe { SERVICES.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn roles(&self, address: [u8; 4]) -> u32 {
+        // SAFETY: the value is one aligned word, copied at once.
+        unsafe { ADDRESSES.get(address) }.copied().unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn take_slot(&self, service: ServiceId) -> Option<BackendId> {
+        let word = RING_WORDS.get_ptr_mut(u32::from(service))?;
+        // SAFETY: array elements are valid and aligned, and the word is only ever changed atomically.
+        let word = RingWord(unsafe { atomic::fetch_add(word, RingWord::TAKE) });
+        let slot = (word.half() * RING_SLOTS + word.slot()?) & (HALVES * RING_SLOTS - 1);
+        let ring = RINGS.get_ptr(u32::from(service))?;
+        // SAFETY: `slot` is within both halves together, which lie one after the other.
+        Some(unsafe { ptr::read_volatile(ring.cast::<BackendId>().add(slot)) })
+    }
+
+    #[inline(always)]
+    fn backend(&self, id: BackendId) -> Option<Backend> {
+        BACKENDS.get(u32::from(id)).copied()
+    }
+
+    #[inline(always)]
+    fn next_hop(&self, index: u32) -> Option<NextHop> {
+        NEXT_HOPS.get(index).copied()
+    }
+
+    #[inline(always)]
+    fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
+        COUNTERS.get_ptr_mut(u32::from(id))
+    }
+
+    #[inline(always)]
+    fn refuse(&self, reason: Reason) {
+        if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
+            // SAFETY: valid, aligned, and this CPU's own.
+            unsafe { *count = (*count).wrapping_add(1) };
+        }
+        // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
+        if unsafe { ptr::read_volatile(&raw const LOG_REFUSALS) } != 0 {
+            debug!(self.0, "refused a packet from interface {}: {}", self.ingress(), reason.name());
+        }
+    }
+}
+
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,41 @@
+//! What the data plane needs of its surroundings: the maps, the clock, the counters.
+
+use balancer_common::{
+    Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, Service, ServiceId, ServiceKey,
+};
+
+/// The memory of the flow table.
+pub trait FlowMemory {
+    /// The secret that the flow hash is keyed with.
+    fn seed(&self) -> [u64; 2];
+    /// How many buckets there are.
+    fn buckets(&self) -> u32;
+    /// The tag word of a bucket, valid and aligned; `None` past the last one.
+    fn tags(&self, bucket: u32) -> Option<*mut u64>;
+    /// The entries of a bucket, valid and aligned; `None` past the last one.
+    fn bucket(&self, bucket: u32) -> Option<*mut Bucket>;
+}
+
+/// Everything else.
+pub trait Environment: FlowMemory {
+    /// The coarse monotonic clock in units of 2^`STAMP_SHIFT` ns.
+    fn now(&self) -> u32;
+    /// Kernel index of the interface that the packet came in by.
+    fn ingress(&self) -> u32;
+    /// The configured port of an interface.
+    fn port(&self, ifindex: u32) -> Option<u16>;
+    /// The service that clients reach at `key`.
+    fn service(&self, key: &ServiceKey) -> Option<Service>;
+    /// The roles of an address: `role::*`, 0 for an address that is none of ours.
+    fn roles(&self, address: [u8; 4]) -> u32;
+    /// Takes the next slot of a service's ring; `None` when the ring is empty.
+    fn take_slot(&self, service: ServiceId) -> Option<BackendId>;
+    /// The backend in this slot.
+    fn backend(&self, id: BackendId) -> Option<Backend>;
+    /// The next hop with this index.
+    fn next_hop(&self, index: u32) -> Option<NextHop>;
+    /// This CPU's counters of a backend, valid and aligned.
+    fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
+    /// Counts a refused packet.
+    fn refuse(&self, reason: Reason);
+}

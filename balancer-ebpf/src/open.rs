@@ -1,0 +1,149 @@
+//! Opening a flow: the next slot of the service's ring, and the two entries that all later packets find.
+
+use balancer_common::{
+    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, Service, TCP, flags,
+};
+
+use crate::{
+    Environment,
+    checksum::Delta,
+    parse::{Parsed, tcp},
+    table::{self, Found},
+};
+
+/// How many slots a flow tries when its reply would look like that of another flow.
+const TRIES: usize = 4;
+
+/// Opens a flow for its first packet.
+#[inline(always)]
+pub fn open<E: Environment>(
+    environment: &E,
+    parsed: &Parsed,
+    hash: table::Hash,
+    service: &Service,
+    client: [u8; 6],
+    now: u32,
+) -> Result<Found, Reason> {
+    let key = &parsed.key;
+    if key.protocol == TCP && parsed.tcp_flags & tcp::ALL != tcp::SYN {
+        return Err(Reason::UnknownFlow);
+    }
+    let ingress = environment.ingress();
+    let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
+    let (id, backend) = choose(environment, key, service, now)?;
+    check_hop(environment, parsed, id)?;
+    let [request, reply] = entries(parsed, service, id, &backend, client, (ingress, port), now);
+
+    let index = table::insert(environment, hash, &request, NO_TWIN).ok_or(Reason::FlowTableFull)?;
+    let entry = table::entry_at(environment, index).ok_or(Reason::FlowTableFull)?;
+    let found = Found { entry, index, control: table::control_of(entry) };
+    let reply = FlowEntry { twin: index, ..reply };
+    let reply_hash = table::hash(environment, &reply.key);
+    let Some(twin) = table::insert(environment, reply_hash, &reply, index) else {
+        table::release(environment, &found);
+        return Err(Reason::FlowTableFull);
+    };
+    // SAFETY: the entry is valid and aligned, and its twin is written as one aligned word.
+    unsafe { core::ptr::write_volatile(&raw mut (*entry).twin, twin) };
+    if let Some(counters) = environment.counters(id) {
+        // SAFETY: counters are valid, aligned, and this CPU's own.
+        unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
+    }
+    Ok(found)
+}
+
+/// Takes slots until one names a backend from which the reply can be told from that of any other flow.
+#[inline(always)]
+fn choose<E: Environment>(
+    environment: &E,
+    key: &FlowKey,
+    service: &Service,
+    now: u32,
+) -> Result<(BackendId, Backend), Reason> {
+    for _ in 0..TRIES {
+        let id = environment.take_slot(service.id).ok_or(Reason::NoBackend)?;
+        let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
+        let reply = reply_key(key, &backend);
+        // A frame from an address to the same address reaches nobody.
+        if backend.address == key.source {
+            continue;
+        }
+        let Some(other) = table::find(environment, &reply, table::hash(environment, &reply)) else {
+            return Ok((id, backend));
+        };
+        let is_over = other.control.state() as u8 == FlowState::Closing as u8
+            || table::is_expired(environment, &other, now);
+        if is_over {
+            table::release(environment, &other);
+            return Ok((id, backend));
+        }
+    }
+    Err(Reason::ReplyCollision)
+}
+
+/// Refuses a flow whose first packet could not be sent on.
+#[inline(always)]
+fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) -> Result<(), Reason> {
+    let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
+    crate::process::check(parsed, &hop)
+}
+
+#[inline(always)]
+fn reply_key(key: &FlowKey, backend: &Backend) -> FlowKey {
+    FlowKey {
+        source: backend.address,
+        destination: key.source,
+        source_port: backend.port,
+        destination_port: key.source_port,
+        ..*key
+    }
+}
+
+/// The entries of both directions of a `nat` flow. Each names no twin yet.
+#[inline(always)]
+fn entries(
+    parsed: &Parsed,
+    service: &Service,
+    id: BackendId,
+    backend: &Backend,
+    client: [u8; 6],
+    (ingress, port): (u32, u16),
+    now: u32,
+) -> [FlowEntry; 2] {
+    let key = parsed.key;
+    let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
+    let to_backend = Delta::default().address(key.destination, backend.address);
+    let to_client = Delta::default().address(backend.address, key.destination);
+    let request = FlowEntry {
+        key,
+        new_source: key.source,
+        new_destination: backend.address,
+        new_source_port: key.source_port,
+        new_destination_port: backend.port,
+        ip_delta: to_backend.and(Delta::TTL).fold(),
+        l4_delta: to_backend.word(key.destination_port, backend.port).fold(),
+        neighbour: client,
+        via: ingress as u16,
+        backend: id,
+        generation: backend.generation,
+        service: service.id,
+        timeout,
+        twin: NO_TWIN,
+        stamp: now,
+        control: Control::new(FlowState::HalfOpen, flags::ACTIVE, 0),
+        reserved: [0; 4],
+    };
+    let reply = FlowEntry {
+        key: reply_key(&key, backend),
+        new_source: key.destination,
+        new_destination: key.source,
+        new_source_port: key.destination_port,
+        new_destination_port: key.source_port,
+        ip_delta: to_client.and(Delta::TTL).fold(),
+        l4_delta: to_client.word(backend.port, key.destination_port).fold(),
+        via: port,
+        control: Control::new(FlowState::HalfOpen, flags::REPLY, 0),
+        ..request
+    };
+    [request, reply]
+}

@@ -1,0 +1,296 @@
+//! The way of one packet through the balancer.
+
+use core::ptr;
+
+use balancer_common::{
+    Control, FlowEntry, FlowState, MAX_PORTS, NextHop, Reason, ServiceKey, TCP, flags, role,
+};
+
+use crate::{
+    Environment, Packet, open,
+    parse::{Parsed, Unparsed, parse, tcp},
+    rewrite::{Translation, rewrite},
+    state::{self, Direction},
+    table::{self, Found},
+};
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Not ours: on to the kernel, untouched.
+    Pass,
+    /// Refused, and counted under its reason.
+    Drop,
+    /// Back out of the interface that it came in by.
+    Transmit,
+    /// Out of the interface of this port.
+    Redirect(u16),
+}
+
+/// Why a frame is not forwarded.
+enum Stop {
+    Foreign,
+    Refused(Reason),
+}
+
+impl From<Reason> for Stop {
+    fn from(reason: Reason) -> Stop {
+        Stop::Refused(reason)
+    }
+}
+
+/// Decides about one frame, and rewrites it if it is to be forwarded.
+#[inline(always)]
+pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdict {
+    match forward(packet, environment) {
+        Ok(hop) if hop.ifindex == environment.ingress() => Verdict::Transmit,
+        Ok(hop) => Verdict::Redirect(hop.port),
+        Err(Stop::Foreign) => Verdict::Pass,
+        Err(Stop::Refused(reason)) => {
+            environment.refuse(reason);
+            Verdict::Drop
+        }
+    }
+}
+
+#[inline(always)]
+fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<NextHop, Stop> {
+    let parsed = match parse(packet) {
+        Ok(parsed) => parsed,
+        Err(Unparsed::Foreign) => return Err(Stop::Foreign),
+        Err(Unparsed::Refused { reason, source, destination }) => {
+            return Err(refuse_if_ours(environment, reason, source, destination));
+        }
+    };
+    let now = environment.now();
+    let hash = table::hash(environment, &parsed.key);
+    let found = match table::find(environment, &parsed.key, hash) {
+        Some(found) if !starts_anew(environment, &parsed, &found, now) => found,
+        stale => {
+            let service = environment.service(&service_key(&parsed)).ok_or(Stop::Foreign)?;
+            check_packet(&parsed)?;
+            if let Some(stale) = stale {
+                table::release(environment, &stale);
+            }
+            // SAFETY: `parse` checked that the Ethernet header lies in the frame.
+            let client = unsafe { (*parsed.ethernet).src_addr };
+            open::open(environment, &parsed, hash, &service, client, now)?
+        }
+    };
+    carry(environment, &parsed, &found, now)
+}
+
+/// Sends a packet of a flow on.
+#[inline(always)]
+fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u32) -> Result<NextHop, Stop> {
+    check_packet(parsed)?;
+    // SAFETY: entries are valid and aligned; a flow that changed under our hands is found out below.
+    let entry: &FlowEntry = unsafe { &*found.entry };
+    let direction =
+        if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
+    let translation = Translation::of(entry);
+    let (backend, via, toward_client) = (entry.backend, entry.via, entry.neighbour);
+    if !table::is_unchanged(found) {
+        // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
+        return Err(Reason::FlowTableFull.into());
+    }
+    let hop_index = match direction {
+        Direction::Request => MAX_PORTS + u32::from(backend),
+        Direction::Reply => u32::from(via),
+    };
+    let hop = environment.next_hop(hop_index).ok_or(Reason::NoEgress)?;
+    check(parsed, &hop)?;
+
+    let neighbour = match direction {
+        Direction::Request => {
+            follow_client(environment, parsed, found);
+            hop.neighbour
+        }
+        Direction::Reply => toward_client,
+    };
+    if entry.stamp != now {
+        // SAFETY: as above; one aligned word.
+        unsafe { ptr::write_volatile(&raw mut (*found.entry).stamp, now) };
+    }
+    if state::may_change(found.control, direction, parsed.tcp_flags) {
+        advance(environment, parsed, found, direction);
+    }
+    count(environment, backend, direction, parsed.length);
+    rewrite(parsed, &translation, neighbour, hop.source);
+    Ok(hop)
+}
+
+/// What a packet of a service or a flow must fulfil whatever becomes of it.
+#[inline(always)]
+fn check_packet(parsed: &Parsed) -> Result<(), Reason> {
+    if parsed.fragmented {
+        return Err(Reason::Fragment);
+    }
+    if parsed.key.protocol == TCP && !tcp::is_possible(parsed.tcp_flags) {
+        return Err(Reason::Malformed);
+    }
+    if parsed.ttl <= 1 {
+        return Err(Reason::TtlExceeded);
+    }
+    Ok(())
+}
+
+/// What a next hop must fulfil to take the packet.
+#[inline(always)]
+pub fn check(parsed: &Parsed, hop: &NextHop) -> Result<(), Reason> {
+    if parsed.length <= hop.mtu {
+        return Ok(());
+    }
+    if hop.mtu != 0 {
+        return Err(Reason::TooBig);
+    }
+    Err(if hop.unusable == Reason::NoNeighbour as u32 { Reason::NoNeighbour } else { Reason::NoEgress })
+}
+
+/// Whether the packet must be treated as if its flow were not there: it has expired, or it was closed and this
+/// is the SYN of its successor.
+#[inline(always)]
+fn starts_anew<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u32) -> bool {
+    let is_request = found.control.flags() & flags::REPLY == 0;
+    let reopens = found.control.state() as u8 == FlowState::Closing as u8
+        && is_request
+        && parsed.tcp_flags & tcp::ALL == tcp::SYN;
+    reopens || table::is_expired(environment, found, now)
+}
+
+#[inline(always)]
+fn service_key(parsed: &Parsed) -> ServiceKey {
+    ServiceKey {
+        address: parsed.key.destination,
+        port: parsed.key.destination_port,
+        protocol: parsed.key.protocol,
+        reserved: 0,
+    }
+}
+
+/// A packet without a flow key is dropped only where it can only have been meant for us.
+#[inline(always)]
+fn refuse_if_ours<E: Environment>(
+    environment: &E,
+    reason: Reason,
+    source: [u8; 4],
+    destination: [u8; 4],
+) -> Stop {
+    let is_ours = environment.roles(destination) & role::SERVICE != 0
+        || environment.roles(source) & role::BACKEND != 0;
+    if is_ours { Stop::Refused(reason) } else { Stop::Foreign }
+}
+
+/// Sends replies where the last request came from.
+#[inline(always)]
+fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found) {
+    // SAFETY: `parse` checked the Ethernet header; entries are valid and aligned.
+    let (client, entry) = unsafe { ((*parsed.ethernet).src_addr, &mut *found.entry) };
+    let ingress = environment.ingress() as u16;
+    if entry.neighbour == client && entry.via == ingress {
+        return;
+    }
+    let Some(port) = environment.port(environment.ingress()) else { return };
+    set_client_side(found.entry, client, ingress);
+    if let Some(twin) = table::entry_at(environment, entry.twin) {
+        // SAFETY: as above.
+        if unsafe { (*twin).twin } == found.index {
+            set_client_side(twin, client, port);
+        }
+    }
+}
+
+/// Writes MAC and port as the one aligned word that they are.
+#[inline(always)]
+fn set_client_side(entry: *mut FlowEntry, [a, b, c, d, e, f]: [u8; 6], via: u16) {
+    let [v, w] = via.to_ne_bytes();
+    let word = u64::from_ne_bytes([a, b, c, d, e, f, v, w]);
+    // SAFETY: entries are valid and aligned; `neighbour` and `via` are the word at offset 32.
+    unsafe { ptr::write_volatile((&raw mut (*entry).neighbour).cast::<u64>(), word) };
+}
+
+const _: () = assert!(core::mem::offset_of!(FlowEntry, neighbour) == 32);
+const _: () = assert!(core::mem::offset_of!(FlowEntry, via) == 38);
+
+/// Moves both entries of a flow to the state that the packet brings about.
+#[inline(always)]
+fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, direction: Direction) {
+    // SAFETY: entries are valid and aligned.
+    let twin = unsafe { (*found.entry).twin };
+    advance_entry(environment, parsed, found.entry, direction, found.control.sequence());
+    if let Some(entry) = table::entry_at(environment, twin) {
+        let sequence = table::control_of(entry).sequence();
+        // SAFETY: as above.
+        if unsafe { (*entry).twin } == found.index {
+            advance_entry(environment, parsed, entry, direction, sequence);
+        }
+    }
+}
+
+#[inline(always)]
+fn advance_entry<E: Environment>(
+    environment: &E,
+    parsed: &Parsed,
+    entry: *mut FlowEntry,
+    direction: Direction,
+    sequence: u16,
+) {
+    for _ in 0..ADVANCE_TRIES {
+        let before = table::control_of(entry);
+        if !before.is_live() || before.sequence() != sequence {
+            return;
+        }
+        let after = state::after(before, direction, parsed.key.protocol, parsed.tcp_flags);
+        if after == before {
+            return;
+        }
+        if table::exchange(entry, before, after) {
+            settle(environment, entry, before, after);
+            return;
+        }
+    }
+}
+
+/// An entry is changed by at most the packets of its flow that are under way at once.
+const ADVANCE_TRIES: usize = 4;
+
+/// What follows from a change of state: the active count, and the timeout.
+#[inline(always)]
+fn settle<E: Environment>(environment: &E, entry: *mut FlowEntry, before: Control, after: Control) {
+    // SAFETY: entries are valid and aligned.
+    let flow = unsafe { &*entry };
+    if before.flags() & !after.flags() & flags::ACTIVE != 0 {
+        table::count_closed(environment, flow.backend);
+    }
+    if before.state() as u8 == after.state() as u8 {
+        return;
+    }
+    let is_request = after.flags() & flags::REPLY == 0;
+    let (address, port) = if is_request {
+        (flow.key.destination, flow.key.destination_port)
+    } else {
+        (flow.new_source, flow.new_source_port)
+    };
+    let key = ServiceKey { address, port, protocol: flow.key.protocol, reserved: 0 };
+    let Some(service) = environment.service(&key) else { return };
+    let timeout = match after.state() {
+        FlowState::Closing => service.closing_timeout,
+        _ => service.idle_timeout,
+    };
+    // SAFETY: as above; one aligned half-word.
+    unsafe { ptr::write_volatile(&raw mut (*entry).timeout, timeout) };
+}
+
+#[inline(always)]
+fn count<E: Environment>(environment: &E, backend: balancer_common::BackendId, direction: Direction, bytes: u16) {
+    let Some(counters) = environment.counters(backend) else { return };
+    // SAFETY: counters are valid, aligned, and this CPU's own.
+    unsafe {
+        let traffic = match direction {
+            Direction::Request => &mut (*counters).request,
+            Direction::Reply => &mut (*counters).reply,
+        };
+        traffic.packets = traffic.packets.wrapping_add(1);
+        traffic.bytes = traffic.bytes.wrapping_add(u64::from(bytes));
+    }
+}

@@ -1,0 +1,324 @@
+//! The flow table: buckets of eight cache-line entries in an array map, found by a word of tags.
+//!
+//! A key belongs into one of two buckets; each bucket has a 64-bit word of eight tags, so that a lookup reads
+//! one or two words and then, almost always, just the entry it looks for, whose whole key decides. An entry
+//! is claimed, published and freed by compare-and-exchange on its control word. Its sequence number grows
+//! with each claim: who reads it unchanged before and after has read one flow and not two halves.
+
+use core::ptr;
+
+use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
+
+use crate::{Environment, FlowMemory, atomic};
+
+/// How long an established flow must have been silent before a new one may take its place when both buckets
+/// are full, in stamps (60 s). Any other flow gives way sooner.
+const PROTECTED: u32 = (60_000_000_000_u64 >> balancer_common::STAMP_SHIFT) as u32;
+
+/// The first and the second bucket of a key, and its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hash {
+    /// Where it goes, unless the second has clearly more room.
+    pub buckets: [u32; 2],
+    /// Never 0, which marks an empty way.
+    pub tag: u8,
+}
+
+/// An entry that was found: where it is, and the control word that it had.
+#[derive(Clone, Copy)]
+pub struct Found {
+    /// The entry, valid, aligned, and shared with other CPUs.
+    pub entry: *mut FlowEntry,
+    /// Bucket × `WAYS` + way.
+    pub index: u32,
+    /// The control word, read before the key was compared.
+    pub control: Control,
+}
+
+const LANES: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = LANES << 7;
+
+/// Hashes a key with the table's secret.
+#[inline(always)]
+pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
+    let [low, high]: [u64; 2] = bytemuck::cast(*key);
+    let [seed_low, seed_high] = memory.seed();
+    // Two rounds of xor-shift-multiply (the finalizer of MurmurHash3), each keyed.
+    let mut hash = (low ^ seed_low).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 32;
+    hash = (hash ^ high ^ seed_high).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^= hash >> 29;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 32;
+    let buckets = u64::from(memory.buckets());
+    let first = ((hash & 0x0fff_ffff) * buckets) >> 28;
+    let second = (((hash >> 28) & 0x0fff_ffff) * buckets) >> 28;
+    let tag = (hash >> 56) as u8;
+    Hash { buckets: [first as u32, second as u32], tag: if tag == 0 { 1 } else { tag } }
+}
+
+/// The lanes of `word` that are zero, as their high bits; exact.
+#[inline(always)]
+const fn zero_lanes(word: u64) -> u64 {
+    !(((word & !HIGH) + !HIGH) | word) & HIGH
+}
+
+/// The number of the lowest lane whose high bit is set in `lanes`.
+#[inline(always)]
+const fn lowest_lane(lanes: u64) -> u32 {
+    let lowest = (lanes & lanes.wrapping_neg()) >> 7;
+    ((lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56) & 7) as u32
+}
+
+/// How many lanes have their high bit set in `lanes`.
+#[inline(always)]
+const fn count_lanes(lanes: u64) -> u64 {
+    (lanes >> 7).wrapping_mul(LANES) >> 56
+}
+
+#[inline(always)]
+fn entry_of<M: FlowMemory>(memory: &M, bucket: u32, way: u32) -> Option<*mut FlowEntry> {
+    let bucket = memory.bucket(bucket)?;
+    // SAFETY: `way & 7` is within the eight entries of the bucket that `memory` vouches for.
+    Some(unsafe { (&raw mut (*bucket).entries).cast::<FlowEntry>().add((way & 7) as usize) })
+}
+
+/// The entry with this index.
+#[inline(always)]
+pub fn entry_at<M: FlowMemory>(memory: &M, index: u32) -> Option<*mut FlowEntry> {
+    entry_of(memory, index / WAYS as u32, index % WAYS as u32)
+}
+
+/// Reads an entry's control word.
+#[inline(always)]
+pub fn control_of(entry: *mut FlowEntry) -> Control {
+    // SAFETY: entries are valid and aligned; the word is read whole.
+    Control(unsafe { ptr::read_volatile(&raw const (*entry).control.0) })
+}
+
+/// Replaces an entry's control word if it is still `from`; says whether it was.
+#[inline(always)]
+pub fn exchange(entry: *mut FlowEntry, from: Control, to: Control) -> bool {
+    // SAFETY: entries are valid and aligned, and this word is only ever changed atomically.
+    unsafe { atomic::compare_exchange(&raw mut (*entry).control.0, from.0, to.0) == from.0 }
+}
+
+/// Looks a key up.
+#[inline(always)]
+pub fn find<M: FlowMemory>(memory: &M, key: &FlowKey, hash: Hash) -> Option<Found> {
+    match find_in(memory, key, hash.buckets[0], hash.tag) {
+        None => find_in(memory, key, hash.buckets[1], hash.tag),
+        found => found,
+    }
+}
+
+#[inline(always)]
+fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Option<Found> {
+    let tags = memory.tags(bucket)?;
+    // SAFETY: tag words are valid and aligned.
+    let tags = unsafe { ptr::read_volatile(tags) };
+    let mut matches = zero_lanes(tags ^ (u64::from(tag) * LANES));
+    let wanted: [u64; 2] = bytemuck::cast(*key);
+    for _ in 0..WAYS {
+        if matches == 0 {
+            break;
+        }
+        let way = lowest_lane(matches);
+        let entry = entry_of(memory, bucket, way)?;
+        let control = control_of(entry);
+        // SAFETY: entries are valid and aligned. A torn read is found out by the sequence number.
+        let stored: [u64; 2] = unsafe { ptr::read_volatile((&raw const (*entry).key).cast()) };
+        if stored == wanted && control.is_live() {
+            return Some(Found { entry, index: bucket * WAYS as u32 + way, control });
+        }
+        matches &= matches - 1;
+    }
+    None
+}
+
+/// Whether what was read of an entry since `found` belongs to one flow.
+#[inline(always)]
+pub fn is_unchanged(found: &Found) -> bool {
+    control_of(found.entry).sequence() == found.control.sequence()
+}
+
+/// Whether neither direction of the flow has been used within its timeout.
+#[inline(always)]
+pub fn is_expired<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
+    // SAFETY: entries are valid and aligned.
+    let entry = unsafe { &*found.entry };
+    entry.is_expired(now)
+        && entry_at(memory, entry.twin).is_none_or(|twin| {
+            // SAFETY: as above.
+            let twin = unsafe { &*twin };
+            twin.twin != found.index || twin.is_expired(now)
+        })
+}
+
+/// Stores `entry` under its key, in the state and with the flags of its control word.
+///
+/// Returns its index, or `None` when both buckets are full of flows in use. `keep` is an index that must not be
+/// replaced.
+#[inline(always)]
+pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, keep: u32) -> Option<u32> {
+    let rooms = [room(environment, hash.buckets[0])?, room(environment, hash.buckets[1])?];
+    let [first, second] = [count_lanes(rooms[0]), count_lanes(rooms[1])];
+    // Nearly all keys stay in their first bucket; the second evens out what chance has filled.
+    let choice = usize::from(first < 3 && second > first);
+    let (bucket, room) = (hash.buckets[choice], rooms[choice]);
+    if room != 0 {
+        let way = lowest_lane(room);
+        let place = entry_of(environment, bucket, way)?;
+        let before = control_of(place);
+        if before.state() as u8 == FlowState::Free as u8 && claim(place, before) {
+            return publish(environment, bucket, way, before, hash.tag, entry);
+        }
+    }
+    // Full, or another CPU was faster: take the place of the flow that is missed least.
+    let victim = victim(environment, hash, entry.stamp, keep)?;
+    let place = entry_at(environment, victim)?;
+    let before = control_of(place);
+    if before.is_live() {
+        release(environment, &Found { entry: place, index: victim, control: before });
+    }
+    let before = control_of(place);
+    if before.state() as u8 != FlowState::Free as u8 || !claim(place, before) {
+        return None;
+    }
+    publish(environment, victim / WAYS as u32, victim % WAYS as u32, before, hash.tag, entry)
+}
+
+#[inline(always)]
+fn room<M: FlowMemory>(memory: &M, bucket: u32) -> Option<u64> {
+    // SAFETY: tag words are valid and aligned.
+    Some(zero_lanes(unsafe { ptr::read_volatile(memory.tags(bucket)?) }))
+}
+
+#[inline(always)]
+fn claim(entry: *mut FlowEntry, before: Control) -> bool {
+    exchange(entry, before, Control::new(FlowState::Busy, 0, before.sequence()))
+}
+
+#[inline(always)]
+fn publish<M: FlowMemory>(
+    memory: &M,
+    bucket: u32,
+    way: u32,
+    before: Control,
+    tag: u8,
+    entry: &FlowEntry,
+) -> Option<u32> {
+    let place = entry_of(memory, bucket, way)?;
+    let busy = Control::new(FlowState::Busy, 0, before.sequence());
+    // The sequence moves first: a reader of the former flow finds out whatever it has read by then.
+    let claimed = Control::new(FlowState::Busy, 0, before.sequence().wrapping_add(1));
+    exchange(place, busy, claimed);
+    // SAFETY: entries are valid and aligned, and this one was claimed: no other CPU writes it.
+    unsafe {
+        let place = &mut *place;
+        place.key = entry.key;
+        place.new_source = entry.new_source;
+        place.new_destination = entry.new_destination;
+        place.new_source_port = entry.new_source_port;
+        place.new_destination_port = entry.new_destination_port;
+        place.ip_delta = entry.ip_delta;
+        place.l4_delta = entry.l4_delta;
+        place.neighbour = entry.neighbour;
+        place.via = entry.via;
+        place.backend = entry.backend;
+        place.generation = entry.generation;
+        place.service = entry.service;
+        place.timeout = entry.timeout;
+        place.twin = entry.twin;
+        place.stamp = entry.stamp;
+    }
+    let live = Control::new(entry.control.state(), entry.control.flags(), claimed.sequence());
+    exchange(place, claimed, live);
+    set_tag(memory, bucket, way, tag)?;
+    Some(bucket * WAYS as u32 + way)
+}
+
+#[inline(always)]
+fn set_tag<M: FlowMemory>(memory: &M, bucket: u32, way: u32, tag: u8) -> Option<()> {
+    let tags = memory.tags(bucket)?;
+    // SAFETY: the word has eight bytes, of which the lowest in memory is way 0 on the little-endian machines that
+    // this runs on; a byte is written whole.
+    unsafe { ptr::write_volatile(tags.cast::<u8>().add((way & 7) as usize), tag) };
+    Some(())
+}
+
+/// The entry of both buckets that is missed least: expired, closing, half open (the oldest), or an
+/// established one that has been silent for long.
+#[inline(always)]
+fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32, keep: u32) -> Option<u32> {
+    let mut best = (u64::MAX, NO_TWIN);
+    for candidate in 0..2 * WAYS as u32 {
+        let bucket = hash.buckets[usize::from(candidate >= WAYS as u32)];
+        let way = candidate & 7;
+        let place = entry_of(memory, bucket, way)?;
+        let control = control_of(place);
+        // SAFETY: entries are valid and aligned.
+        let entry = unsafe { &*place };
+        let silence = now.wrapping_sub(entry.stamp);
+        let silence = if silence as i32 > 0 { silence } else { 0 };
+        let class = match control.state() {
+            FlowState::Free => 0,
+            FlowState::Busy => continue,
+            _ if entry.is_expired(now) => 1,
+            FlowState::Closing => 2,
+            FlowState::HalfOpen => 3,
+            FlowState::Established if silence > PROTECTED => 4,
+            FlowState::Established => continue,
+        };
+        let index = bucket * WAYS as u32 + way;
+        let rank = (class << 32) | u64::from(u32::MAX - silence);
+        if rank < best.0 && index != keep {
+            best = (rank, index);
+        }
+    }
+    (best.1 != NO_TWIN).then_some(best.1)
+}
+
+/// Takes a flow out of the table: both its entries, and its share of the active count.
+#[inline(always)]
+pub fn release<E: Environment>(environment: &E, found: &Found) {
+    // SAFETY: entries are valid and aligned.
+    let twin = unsafe { (*found.entry).twin };
+    if !free(environment, found) || twin == NO_TWIN {
+        return;
+    }
+    let Some(entry) = entry_at(environment, twin) else { return };
+    let control = control_of(entry);
+    // SAFETY: as above. An entry that has gone to another flow names another twin.
+    if control.is_live() && unsafe { (*entry).twin } == found.index {
+        free(environment, &Found { entry, index: twin, control });
+    }
+}
+
+/// Frees one entry; false when another CPU changed it meanwhile.
+#[inline(always)]
+fn free<E: Environment>(environment: &E, found: &Found) -> bool {
+    // SAFETY: entries are valid and aligned.
+    let backend = unsafe { (*found.entry).backend };
+    let sequence = found.control.sequence();
+    let busy = Control::new(FlowState::Busy, 0, sequence);
+    if !exchange(found.entry, found.control, busy) {
+        return false;
+    }
+    // The tag goes first: once the entry is free, another CPU may give it a new one.
+    set_tag(environment, found.index / WAYS as u32, found.index % WAYS as u32, 0);
+    exchange(found.entry, busy, Control::new(FlowState::Free, 0, sequence));
+    if found.control.flags() & flags::ACTIVE != 0 {
+        count_closed(environment, backend);
+    }
+    true
+}
+
+/// Counts the end of an active flow.
+#[inline(always)]
+pub fn count_closed<E: Environment>(environment: &E, backend: balancer_common::BackendId) {
+    if let Some(counters) = environment.counters(backend) {
+        // SAFETY: counters are valid, aligned, and this CPU's own.
+        unsafe { (*counters).closed = (*counters).closed.wrapping_add(1) };
+    }
+}
