@@ -1,3 +1,47 @@
-//! `cargo xtask`: everything that is done to this repository.
+//! `cargo xtask`: everything that is done to this repository, one module for each command.
 
-fn main() {}
+mod build;
+mod command;
+mod linker;
+mod lint;
+mod packages;
+mod setup;
+mod superuser;
+mod test;
+mod toolchain;
+mod workspace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Builds, tests, demonstrates and measures the balancer.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Find or install what the build needs: an eBPF toolchain, bpf-linker, bpffs
+    Setup,
+    /// Build the XDP program, then the `balancer` binary that carries it
+    Build(build::Options),
+    /// Check formatting, and run clippy for the host and for the bpf target
+    Lint,
+    /// Set up, build, lint, and run every test; the end-to-end tests run as root
+    Test(test::Options),
+}
+
+fn main() -> Result<()> {
+    let workspace = Workspace::locate()?;
+    match Cli::parse().verb {
+        Verb::Setup => setup::run(&workspace).map(drop),
+        Verb::Build(options) => build::run(&workspace, &options).map(drop),
+        Verb::Lint => lint::run(&workspace),
+        Verb::Test(options) => test::run(&workspace, &options),
+    }
+}

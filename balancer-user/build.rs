@@ -1,0 +1,22 @@
+//! Tells the crate where the XDP program is that it embeds.
+
+use std::{env, path::PathBuf};
+
+const OBJECT: &str = "BALANCER_EBPF_OBJECT";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed={OBJECT}");
+    let object = env::var_os(OBJECT).map_or_else(default_object, PathBuf::from);
+    println!("cargo::rerun-if-changed={}", object.display());
+    if object.is_file() {
+        println!("cargo::rustc-env={OBJECT}={}", object.display());
+    } else {
+        println!("cargo::error=there is no XDP program at {}: run `cargo xtask build` first", object.display());
+    }
+}
+
+/// Where `cargo xtask build` puts it.
+fn default_object() -> PathBuf {
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
+    manifest.join("../target/ebpf/balancer")
+}

@@ -1,0 +1,74 @@
+//! Pairs of virtual Ethernet devices.
+
+use std::{ffi::c_char, io, mem, os::fd::AsRawFd as _};
+
+use anyhow::{Context as _, Result};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use crate::Netns;
+
+const ETHTOOL_STXCSUM: u32 = 0x17;
+
+/// One end of a pair: where it is and what it is called there.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// The namespace it lives in.
+    pub netns: &'a Netns,
+    /// Its name there, at most 15 bytes.
+    pub device: &'a str,
+    /// Its address on the wire, if it has to be known.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// Makes a pair, both ends up, each with one queue in each direction (native XDP needs the ends to agree).
+pub fn pair(a: End<'_>, b: End<'_>, mtu: u32) -> Result<()> {
+    let words = |end: End<'_>| {
+        let address = end.mac.map(|mac| format!("address {} ", mac_text(mac))).unwrap_or_default();
+        let netns = end.netns.path();
+        let (device, netns) = (end.device, netns.display());
+        format!("name {device} {address}mtu {mtu} numtxqueues 1 numrxqueues 1 netns {netns}")
+    };
+    a.netns
+        .ip(&format!("link add {} type veth peer {}", words(a), words(b)))
+        .with_context(|| format!("make the pair {} and {}", a.device, b.device))?;
+    for end in [a, b] {
+        end.netns.ip(&format!("link set {} up", end.device))?;
+    }
+    Ok(())
+}
+
+/// Makes `device` compute checksums itself. With the usual offload a veth sends frames whose checksum nobody has
+/// finished, and XDP forwards them as they are.
+pub fn finish_checksums(netns: &Netns, device: &str) -> Result<()> {
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    let mut value = Value { command: ETHTOOL_STXCSUM, data: 0 };
+    // SAFETY: `ifreq` is a plain C structure, for which all zeros is a value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    anyhow::ensure!(device.len() < request.ifr_name.len(), "{device} is too long for a device's name");
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from as c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    let address = (&raw mut request) as usize;
+    netns
+        .run(move || {
+            let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+                .context("open a socket")?;
+            // SAFETY: `address` is that of `request` above, which outlives `run` and points to `value`, which does too;
+            // the kernel reads both.
+            match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, address) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error().into()),
+            }
+        })
+        .with_context(|| format!("turn transmit checksum offload of {device} off"))
+}
+
+/// A MAC address as `ip` writes it.
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

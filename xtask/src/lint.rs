@@ -1,0 +1,36 @@
+//! `cargo xtask lint`: formatting, and clippy for the host and for the bpf target.
+
+use anyhow::Result;
+
+use crate::{build, command, setup, workspace::Workspace};
+
+const DENY: [&str; 3] = ["--", "-D", "warnings"];
+
+/// Runs every lint; stops at the first that fails.
+pub fn run(workspace: &Workspace) -> Result<()> {
+    println!("lint: rustfmt");
+    command::run(workspace.cargo("fmt").args(["--all", "--check"]))?;
+    println!("lint: clippy, host");
+    command::run(workspace.cargo("clippy").args(["--workspace", "--all-targets", "--quiet"]).args(DENY))?;
+    program(workspace)
+}
+
+fn program(workspace: &Workspace) -> Result<()> {
+    let tools = setup::build_tools(workspace)?;
+    if !tools.toolchain.has_clippy() {
+        tools.toolchain.add_clippy();
+    }
+    if !tools.toolchain.has_clippy() {
+        println!("lint: clippy, XDP program (as host code: {} has no clippy)", tools.toolchain.name);
+        let mut clippy = workspace.cargo("clippy");
+        // The program's features are unstable ones; the same source, checked by the host's compiler.
+        clippy.env("RUSTC_BOOTSTRAP", "1").args(build::PROGRAM).args(["--quiet", "--target-dir"]);
+        return command::run(clippy.arg(workspace.bpf_target()).args(DENY));
+    }
+    println!("lint: clippy, XDP program (bpf target, {})", tools.toolchain.name);
+    let mut clippy = tools.toolchain.cargo(workspace, "clippy");
+    clippy.args(build::PROGRAM).args(build::BPF_TARGET).args(["--release", "--quiet", "--target-dir"]);
+    clippy.arg(workspace.bpf_target()).args(DENY);
+    clippy.env("CARGO_ENCODED_RUSTFLAGS", build::rustflags(&tools)).env("CARGO_PROFILE_RELEASE_LTO", "off");
+    build::run_quietly(&mut clippy)
+}

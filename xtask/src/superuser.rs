@@ -1,0 +1,48 @@
+//! Doing what only root may do: directly as root, else through sudo.
+
+use std::{env, ffi::OsString, process::Command};
+
+use anyhow::{Result, bail};
+
+use crate::command;
+
+/// What a program run by root still needs from the caller's environment: sudo empties it.
+const KEPT: [&str; 9] = [
+    "PATH",
+    "HOME",
+    "CARGO_HOME",
+    "RUSTUP_HOME",
+    "CARGO_TARGET_DIR",
+    "RUST_BACKTRACE",
+    "BALANCER_BIN",
+    "BALANCER_EBPF_OBJECT",
+    "BALANCER_TEST_LONG",
+];
+
+/// The words to put in front of a command line so that root runs it: none when we are root. `environment` is what
+/// the command gets besides the variables that are always kept.
+pub fn prefix(environment: &[(&str, OsString)]) -> Result<Vec<OsString>> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(Vec::new());
+    }
+    if command::find("sudo").is_none() {
+        bail!("this needs root and there is no sudo: run the same command as root");
+    }
+    let mut words = vec![OsString::from("sudo"), OsString::from("env")];
+    let kept = KEPT.iter().filter_map(|name| Some((*name, env::var_os(name)?)));
+    for (name, value) in kept.chain(environment.iter().cloned()) {
+        let mut word = OsString::from(name);
+        word.push("=");
+        word.push(value);
+        words.push(word);
+    }
+    Ok(words)
+}
+
+/// A command that runs `program` as root.
+pub fn command(program: &str) -> Result<Command> {
+    let mut words = prefix(&[])?.into_iter().chain([OsString::from(program)]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    Ok(command)
+}
