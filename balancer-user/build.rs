@@ -11,7 +11,10 @@ fn main() {
     if object.is_file() {
         println!("cargo::rustc-env={OBJECT}={}", object.display());
     } else {
-        println!("cargo::error=there is no XDP program at {}: run `cargo xtask build` first", object.display());
+        println!(
+            "cargo::error=there is no XDP program at {}: run `cargo xtask build` first",
+            object.display()
+        );
     }
 }
 

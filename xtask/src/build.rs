@@ -88,7 +88,8 @@ pub fn run_quietly(build: &mut Command) -> Result<()> {
     let output = build.env("CARGO_TERM_COLOR", colour).stderr(Stdio::piped()).output();
     let output = output.context("run the eBPF toolchain's cargo")?;
     let messages = String::from_utf8_lossy(&output.stderr);
-    for message in messages.split("\n\n").filter(|message| !message.contains(MISALIGNED)) {
+    let is_ours = |message: &&str| !message.trim().is_empty() && !message.contains(MISALIGNED);
+    for message in messages.split("\n\n").filter(is_ours) {
         eprintln!("{}", message.trim_end());
     }
     if !output.status.success() {

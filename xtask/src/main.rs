@@ -11,6 +11,8 @@ mod test;
 mod toolchain;
 mod workspace;
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -36,9 +38,20 @@ enum Verb {
     Test(test::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The chain of causes, without a backtrace: what failed is another program.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<()> {
     let workspace = Workspace::locate()?;
-    match Cli::parse().verb {
+    match verb {
         Verb::Setup => setup::run(&workspace).map(drop),
         Verb::Build(options) => build::run(&workspace, &options).map(drop),
         Verb::Lint => lint::run(&workspace),
