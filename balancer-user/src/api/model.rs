@@ -1,0 +1,206 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddrV4;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::config::{Forward, Protocol};
+use crate::method::Method;
+
+/// Where the daemon answers with its [`Status`].
+pub const STATUS_PATH: &str = "/v1/status";
+
+/// What the daemon knows, as of its last tick.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The services, in the order of the configuration.
+    pub services: Vec<ServiceStatus>,
+    /// The interfaces, in the order of the configuration.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Refused packets since the program was loaded, by the name of the reason.
+    pub drops: BTreeMap<String, u64>,
+    /// How long ago the selection rings were last written, in milliseconds.
+    pub selection_age_ms: u64,
+    /// What time the `window_*` figures cover, in milliseconds: less than the configured window at first.
+    pub window_ms: u64,
+}
+
+/// One service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// Its name.
+    pub name: String,
+    /// What clients talk to.
+    pub address: SocketAddrV4,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// How the backend of a new flow is chosen.
+    pub method: Method,
+    /// How packets get to the backends.
+    pub forward: Forward,
+    /// The backends, in the order of the configuration.
+    pub backends: Vec<BackendStatus>,
+}
+
+/// One backend of a service. Packets and bytes count both directions; bytes are IP total length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackendStatus {
+    /// Its name.
+    pub name: String,
+    /// Where it listens.
+    pub address: SocketAddrV4,
+    /// Its configured weight, 0 to 100.
+    pub weight: u8,
+    /// Whether it can be reached.
+    pub state: BackendState,
+    /// Live flows.
+    pub active: u64,
+    /// Packets since the backend was added.
+    pub packets: u64,
+    /// Bytes since the backend was added.
+    pub bytes: u64,
+    /// Packets within the window.
+    pub window_packets: u64,
+    /// Bytes within the window.
+    pub window_bytes: u64,
+    /// Its load by the service's method, to two decimals.
+    #[serde(serialize_with = "two_decimals")]
+    pub n: f64,
+    /// The load that is compared, N × 10000 / weight, to two decimals; `None` with weight 0.
+    #[serde(serialize_with = "two_decimals_if_any")]
+    pub nw: Option<f64>,
+    /// Its share of the selection ring, 0 to 1, to four decimals.
+    #[serde(serialize_with = "four_decimals")]
+    pub share: f64,
+}
+
+/// Whether a backend can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendState {
+    /// Packets get to it.
+    Up,
+    /// There is no route to it, or its link-layer address is not known.
+    Unreachable,
+}
+
+impl fmt::Display for BackendState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            BackendState::Up => "up",
+            BackendState::Unreachable => "unreachable",
+        })
+    }
+}
+
+/// One interface that the program is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceStatus {
+    /// Its name.
+    pub name: String,
+    /// How the program is really attached.
+    pub mode: AttachedMode,
+}
+
+/// How the program is really attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachedMode {
+    /// In the driver.
+    Native,
+    /// In the kernel's receive path.
+    Generic,
+}
+
+impl fmt::Display for AttachedMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            AttachedMode::Native => "native",
+            AttachedMode::Generic => "generic",
+        })
+    }
+}
+
+fn two_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((number * 100.0).round() / 100.0)
+}
+
+fn two_decimals_if_any<S: Serializer>(number: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match number {
+        Some(number) => two_decimals(number, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn four_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((number * 10_000.0).round() / 10_000.0)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A status in which every field says something.
+    pub(crate) fn example() -> Status {
+        let backend = |last: u8, weight| BackendStatus {
+            name: format!("web-{last}"),
+            address: SocketAddrV4::new([10, 0, 0, last].into(), 8080),
+            weight,
+            state: if weight == 0 { BackendState::Unreachable } else { BackendState::Up },
+            active: 3,
+            packets: 1000,
+            bytes: 150_000_000,
+            window_packets: 140,
+            window_bytes: 17_500_000,
+            n: 46.666_666,
+            nw: (weight > 0).then(|| 466_666.666_6 / f64::from(weight)),
+            share: if weight == 0 { 0.0 } else { 0.333_333_3 },
+        };
+        Status {
+            services: vec![ServiceStatus {
+                name: "web".to_owned(),
+                address: SocketAddrV4::new([192, 0, 2, 10].into(), 80),
+                protocol: Protocol::Tcp,
+                method: Method::LeastPackets,
+                forward: Forward::Nat,
+                backends: vec![backend(11, 2), backend(12, 0)],
+            }],
+            interfaces: vec![InterfaceStatus { name: "eth0".to_owned(), mode: AttachedMode::Generic }],
+            drops: [("malformed".to_owned(), 7), ("fragment".to_owned(), 0)].into(),
+            selection_age_ms: 12,
+            window_ms: 14_000,
+        }
+    }
+
+    #[test]
+    fn the_document() {
+        let document = serde_json::to_value(example()).expect("a document");
+        let expected = serde_json::json!({
+            "services": [{
+                "name": "web", "address": "192.0.2.10:80", "protocol": "tcp",
+                "method": "least-packets", "forward": "nat",
+                "backends": [
+                    {
+                        "name": "web-11", "address": "10.0.0.11:8080", "weight": 2, "state": "up",
+                        "active": 3, "packets": 1000, "bytes": 150_000_000,
+                        "window_packets": 140, "window_bytes": 17_500_000,
+                        "n": 46.67, "nw": 233_333.33, "share": 0.3333
+                    },
+                    {
+                        "name": "web-12", "address": "10.0.0.12:8080", "weight": 0, "state": "unreachable",
+                        "active": 3, "packets": 1000, "bytes": 150_000_000,
+                        "window_packets": 140, "window_bytes": 17_500_000,
+                        "n": 46.67, "nw": null, "share": 0.0
+                    }
+                ]
+            }],
+            "interfaces": [{ "name": "eth0", "mode": "generic" }],
+            "drops": { "malformed": 7, "fragment": 0 },
+            "selection_age_ms": 12,
+            "window_ms": 14_000
+        });
+        assert_eq!(document, expected);
+        let read: Status = serde_json::from_value(document).expect("a status");
+        assert_eq!(serde_json::to_value(read).expect("a document"), expected);
+    }
+}

@@ -1,0 +1,90 @@
+use super::endpoint::Endpoint;
+use super::fault::Findings;
+use super::name::Name;
+use super::registry::Registry;
+use super::section::{Key, Once, Schema, Section, Value};
+use super::value;
+
+/// A real server behind a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its name, which no other backend of the service has.
+    pub name: Name,
+    /// Where it listens; no other backend of the service does there, and no service has the address.
+    pub address: Endpoint,
+    /// Its share of the new flows.
+    pub weight: Weight,
+}
+
+/// Share of the new flows: 1 to 100 against the other backends' weights, or 0 for none at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weight(u8);
+
+impl Weight {
+    /// The largest weight.
+    pub const MAX: u8 = 100;
+
+    /// The weight `number`; `None` above `MAX`.
+    pub const fn new(number: u8) -> Option<Weight> {
+        if number <= Weight::MAX { Some(Weight(number)) } else { None }
+    }
+
+    /// The number, 0 to 100.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+/// 1, what a backend weighs whose weight is not given.
+impl Default for Weight {
+    fn default() -> Weight {
+        Weight(1)
+    }
+}
+
+const BACKEND: Schema = Schema {
+    title: "[[service.backend]]",
+    keys: &[
+        Key::new("name", "name = \"web-1\""),
+        Key::new("address", "address = \"10.0.0.11:8080\""),
+        Key::new("weight", "weight = 1"),
+    ],
+    later: &["backup", "max-active"],
+};
+
+/// What the backends of one service must not share.
+#[derive(Default)]
+pub(super) struct Siblings {
+    names: Once<Name>,
+    addresses: Once<Endpoint>,
+}
+
+impl Backend {
+    /// `None` only where a fault was found.
+    pub(super) fn read(
+        value: &Value<'_>,
+        siblings: &mut Siblings,
+        registry: &mut Registry,
+        findings: &mut Findings<'_>,
+    ) -> Option<Backend> {
+        registry.note_backend(value.span().start);
+        let section = Section::open(&BACKEND, value, findings)?;
+        let name: Option<Name> = section.required("name", value::text(Name::ALLOWED, str::parse), findings);
+        if let Some(name) = &name {
+            let what = format!("backend name \"{name}\" of this service");
+            siblings.names.claim(name.clone(), section.place_of("name"), &what, findings);
+        }
+        let address: Option<Endpoint> =
+            section.required("address", value::text(Endpoint::ALLOWED, str::parse), findings);
+        if let Some(address) = address {
+            let place = section.place_of("address");
+            let what = format!("backend address {address} of this service");
+            siblings.addresses.claim(address, place, &what, findings);
+            registry.note_backend_address(*address.ip(), place);
+        }
+        let weights = value::integer(0..=u32::from(Weight::MAX));
+        let weight = section.optional("weight", 1, weights, findings);
+        let weight = weight.and_then(|number| u8::try_from(number).ok()).and_then(Weight::new);
+        Some(Backend { name: name?, address: address?, weight: weight? })
+    }
+}

@@ -1,0 +1,191 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::fault::Findings;
+use super::name::InterfaceName;
+use super::section::{self, Key, Once, Schema, Section, Value, read_value};
+use super::value::{self, Refused};
+
+/// How the daemon itself runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Daemon {
+    /// Where packets come in and leave: at least one, at most `MAX_PORTS`, each once.
+    pub interfaces: Vec<InterfaceName>,
+    /// How the program is attached, to all interfaces alike.
+    pub xdp_mode: XdpMode,
+    /// Absolute path of the control socket.
+    pub socket: PathBuf,
+    /// Absolute path of the directory of the pins; `None`: nothing is pinned.
+    pub pin_path: Option<PathBuf>,
+    /// Time between two passes of the controller.
+    pub tick: Duration,
+    /// Over what time loads are measured: at least two ticks.
+    pub window: Duration,
+    /// Most flows that are remembered.
+    pub max_flows: u32,
+    /// Most services.
+    pub max_services: u32,
+    /// Most backends of all services together.
+    pub max_backends: u32,
+    /// How long a TCP flow may take from its SYN to the end of the handshake.
+    pub half_open_timeout: Duration,
+    /// How long a TCP flow is remembered after both FINs, or a RST.
+    pub closing_timeout: Duration,
+}
+
+/// How the XDP program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// Native where all interfaces can, else generic.
+    Auto,
+    /// In the drivers.
+    Native,
+    /// In the kernel's receive path: every interface can, at less speed.
+    Generic,
+}
+
+const DAEMON: Schema = Schema {
+    title: "[daemon]",
+    keys: &[
+        Key::new("interfaces", "interfaces = [\"eth0\"]"),
+        Key::new("xdp-mode", "xdp-mode = \"auto\""),
+        Key::new("socket", "socket = \"/run/balancer/balancer.sock\""),
+        Key::new("pin-path", "pin-path = \"/sys/fs/bpf/balancer\""),
+        Key::new("tick", "tick = \"100ms\""),
+        Key::new("window", "window = \"14s\""),
+        Key::new("max-flows", "max-flows = 262144"),
+        Key::new("max-services", "max-services = 256"),
+        Key::new("max-backends", "max-backends = 4096"),
+        Key::new("half-open-timeout", "half-open-timeout = \"30s\""),
+        Key::new("closing-timeout", "closing-timeout = \"30s\""),
+    ],
+    later: &["socket-group"],
+};
+
+const INTERFACE: Schema = Schema {
+    title: "an interface",
+    keys: &[Key::new("name", "name = \"eth0\""), Key::new("optional", "optional = false")],
+    later: &[],
+};
+
+/// Where the control socket is unless the configuration says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/balancer/balancer.sock";
+/// Where the pins are unless the configuration says otherwise.
+pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/balancer";
+
+/// Most interfaces, as the XDP program has room for.
+const MAX_INTERFACES: usize = balancer_common::MAX_PORTS as usize;
+/// Longest path of a Unix socket, in bytes (`sun_path`, with its closing 0).
+const LONGEST_SOCKET: usize = 107;
+const HOUR: Duration = Duration::from_secs(3600);
+
+impl Daemon {
+    /// `None` only where a fault was found.
+    pub(super) fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<Daemon> {
+        let section = Section::open(&DAEMON, value, findings)?;
+        let seconds = Duration::from_secs;
+        let modes = [("auto", XdpMode::Auto), ("native", XdpMode::Native), ("generic", XdpMode::Generic)];
+        let interfaces = read_interfaces(&section, findings);
+        let xdp_mode = section.optional("xdp-mode", XdpMode::Auto, value::choice(&modes, &[]), findings);
+        let socket = section.optional("socket", DEFAULT_SOCKET.into(), socket_path, findings);
+        let pins = section.optional("pin-path", Some(DEFAULT_PIN_PATH.into()), pin_path, findings);
+        let ticks = value::duration(Duration::from_millis(10)..=seconds(10));
+        let tick = section.optional("tick", Duration::from_millis(100), ticks, findings);
+        let windows = value::duration(seconds(1)..=seconds(300));
+        let window = section.optional("window", seconds(14), windows, findings);
+        let flows = value::integer(1024..=4_194_304);
+        let max_flows = section.optional("max-flows", 262_144, flows, findings);
+        let max_services = section.optional("max-services", 256, value::integer(1..=4096), findings);
+        let max_backends = section.optional("max-backends", 4096, value::integer(1..=32_768), findings);
+        if let (Some(tick), Some(window)) = (tick, window)
+            && window < tick * 2
+        {
+            let place = section.place_of(if section.get("window").is_some() { "window" } else { "tick" });
+            let [tick, window] = [tick, window].map(humantime::format_duration);
+            let message =
+                format!("`window` is \"{window}\" with a `tick` of \"{tick}\"; allowed: 2 ticks or more");
+            findings.add(place, message);
+        }
+        let timeouts = || value::duration(seconds(1)..=HOUR);
+        let half_open_timeout = section.optional("half-open-timeout", seconds(30), timeouts(), findings);
+        let closing_timeout = section.optional("closing-timeout", seconds(30), timeouts(), findings);
+
+        let daemon = Daemon {
+            interfaces: interfaces?,
+            xdp_mode: xdp_mode?,
+            socket: socket?,
+            pin_path: pins?,
+            tick: tick?,
+            window: window?,
+            max_flows: max_flows?,
+            max_services: max_services?,
+            max_backends: max_backends?,
+            half_open_timeout: half_open_timeout?,
+            closing_timeout: closing_timeout?,
+        };
+        Some(daemon)
+    }
+}
+
+fn read_interfaces(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Vec<InterfaceName>> {
+    let Some(value) = section.get("interfaces") else {
+        section.report_missing("interfaces", findings);
+        return None;
+    };
+    let items = section::list(value, "`interfaces`", findings)?;
+    if items.is_empty() {
+        findings.add(value.span().start, "`interfaces` is empty; allowed: 1 to 64 interfaces".to_owned());
+    }
+    if let Some(first_too_many) = items.get(MAX_INTERFACES) {
+        let message = format!("`interfaces` has {} elements; allowed: 1 to {MAX_INTERFACES}", items.len());
+        findings.add(first_too_many.span().start, message);
+    }
+    let mut names = Once::default();
+    let mut interfaces = Vec::new();
+    for item in items {
+        if let Some(name) = read_interface(item, findings) {
+            names.claim(name.clone(), item.span().start, &format!("interface \"{name}\""), findings);
+            interfaces.push(name);
+        }
+    }
+    Some(interfaces)
+}
+
+/// `"eth0"` or `{ name = "eth0" }`.
+fn read_interface(item: &Value<'_>, findings: &mut Findings<'_>) -> Option<InterfaceName> {
+    let name = || value::text(InterfaceName::ALLOWED, str::parse);
+    if !item.get_ref().is_table() {
+        return read_value("interfaces", item, name(), findings);
+    }
+    let section = Section::open(&INTERFACE, item, findings)?;
+    section.optional("optional", (), not_optional, findings);
+    section.required("name", name(), findings)
+}
+
+fn not_optional(value: &DeValue<'_>) -> Result<(), Refused> {
+    match value.as_bool() {
+        Some(false) => Ok(()),
+        Some(true) => Err(Refused::because("which is not supported yet", "false")),
+        None => Err(Refused::needs("false")),
+    }
+}
+
+fn socket_path(value: &DeValue<'_>) -> Result<PathBuf, Refused> {
+    let path = value::absolute_path(value)?;
+    if path.as_os_str().len() > LONGEST_SOCKET || path.file_name().is_none() {
+        return Err(Refused::needs(format!("an absolute path of a file, at most {LONGEST_SOCKET} bytes")));
+    }
+    Ok(path)
+}
+
+/// `""` stands for no pins.
+fn pin_path(value: &DeValue<'_>) -> Result<Option<PathBuf>, Refused> {
+    if value.as_str() == Some("") {
+        return Ok(None);
+    }
+    value::absolute_path(value)
+        .map(Some)
+        .map_err(|_| Refused::needs("an absolute path in quotes, or \"\" for no pins"))
+}

@@ -1,0 +1,125 @@
+//! The configuration file: TOML in, types out in which an invalid configuration can't be written down.
+//!
+//! A file is judged whole: [`Config::parse`] gives every fault it has, each with its line and column, in
+//! the order of the file. What this build can't do yet is a fault as well, and never ignored.
+
+mod backend;
+mod daemon;
+mod endpoint;
+mod fault;
+mod file;
+mod name;
+mod registry;
+mod section;
+mod service;
+mod suggest;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::path::Path;
+
+use toml::de::DeTable;
+
+pub use backend::{Backend, Weight};
+pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
+pub use endpoint::Endpoint;
+pub use fault::{Fault, Faults, Position};
+pub use name::{InterfaceName, Name};
+pub use service::{Forward, Protocol, Service};
+pub use value::Refused;
+
+use fault::Findings;
+use registry::Registry;
+use section::{Key, Schema, Section};
+
+const FILE: Schema = Schema {
+    title: "this file",
+    keys: &[Key::new("daemon", "[daemon]"), Key::new("service", "[[service]]")],
+    later: &[],
+};
+
+/// A whole configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How the daemon itself runs.
+    pub daemon: Daemon,
+    /// What it balances, in the order of the file. No two have the same name, or the same address, port
+    /// and protocol.
+    pub services: Vec<Service>,
+}
+
+impl Config {
+    /// Reads and judges the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// Every fault of the file; or the one reason why it can't be read.
+    pub fn load(path: &Path) -> Result<Config, Faults> {
+        let name = path.display().to_string();
+        let text = file::read(path, &name)?;
+        Config::parse(&name, &text)
+    }
+
+    /// Judges `text`; `file_name` only stands in the faults.
+    ///
+    /// # Errors
+    ///
+    /// Every fault of the text, in the order of their places.
+    pub fn parse(file_name: &str, text: &str) -> Result<Config, Faults> {
+        // A byte order mark is no character of the first line.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let mut findings = Findings::new(file_name, text);
+        let config = read(text, &mut findings);
+        let faults = findings.finish();
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(faults),
+        }
+    }
+
+    /// How many backends all services have together.
+    pub fn backend_count(&self) -> usize {
+        self.services.iter().map(|service| service.backends.len()).sum()
+    }
+}
+
+/// `None` only where a fault was found.
+fn read(text: &str, findings: &mut Findings<'_>) -> Option<Config> {
+    if text.trim().is_empty() {
+        findings.add(0, "the file is empty; needed: [daemon] with `interfaces`".to_owned());
+        return None;
+    }
+    let (root, mut errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // Further errors on a line are mostly echoes of the first, and what a broken text seems to
+        // configure would only lead to faults that aren't there.
+        let place = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+        errors.sort_by_key(place);
+        errors.dedup_by_key(|error| findings.line_of(place(error)));
+        for error in errors {
+            findings.add(place(&error), error.message().to_owned());
+        }
+        return None;
+    }
+
+    let file = Section::of_file(&FILE, root.get_ref(), findings);
+    let daemon = match file.get("daemon") {
+        Some(value) => Daemon::read(value, findings),
+        None => {
+            file.report_missing("daemon", findings);
+            None
+        }
+    };
+    let mut registry = Registry::default();
+    let services = match file.get("service") {
+        Some(value) => section::list(value, "[[service]]", findings)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|item| Service::read(item, &mut registry, findings))
+            .collect(),
+        None => Vec::new(),
+    };
+    registry.judge(daemon.as_ref(), findings);
+    Some(Config { daemon: daemon?, services })
+}

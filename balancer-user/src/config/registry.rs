@@ -1,0 +1,82 @@
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+
+use super::daemon::Daemon;
+use super::endpoint::Endpoint;
+use super::fault::Findings;
+use super::name::Name;
+use super::section::{Once, Section};
+use super::service::Protocol;
+
+/// What must be judged across services.
+#[derive(Default)]
+pub(super) struct Registry {
+    names: Once<Name>,
+    keys: Once<(Endpoint, Protocol)>,
+    addresses: HashMap<Ipv4Addr, usize>,
+    /// Places of all services, good or bad.
+    services: Vec<usize>,
+    /// Places of all backends, good or bad.
+    backends: Vec<usize>,
+    backend_addresses: Vec<(Ipv4Addr, usize)>,
+}
+
+impl Registry {
+    /// Notes a service, good or bad, with what could be read of it.
+    pub(super) fn note_service(
+        &mut self,
+        section: &Section<'_>,
+        name: Option<&Name>,
+        address: Option<Endpoint>,
+        protocol: Option<Protocol>,
+        findings: &mut Findings<'_>,
+    ) {
+        self.services.push(section.place());
+        if let Some(name) = name {
+            let what = format!("service name \"{name}\"");
+            self.names.claim(name.clone(), section.place_of("name"), &what, findings);
+        }
+        let Some(address) = address else { return };
+        let place = section.place_of("address");
+        self.addresses.entry(*address.ip()).or_insert(place);
+        if let Some(protocol) = protocol {
+            let what = format!("service address {address} with {protocol}");
+            self.keys.claim((address, protocol), place, &what, findings);
+        }
+    }
+
+    /// Notes a backend, good or bad, whose section stands at `place`.
+    pub(super) fn note_backend(&mut self, place: usize) {
+        self.backends.push(place);
+    }
+
+    /// Notes the address of a backend.
+    pub(super) fn note_backend_address(&mut self, address: Ipv4Addr, place: usize) {
+        self.backend_addresses.push((address, place));
+    }
+
+    /// Reports what only the whole file shows. `daemon` is `None` when it has faults of its own.
+    pub(super) fn judge(&self, daemon: Option<&Daemon>, findings: &mut Findings<'_>) {
+        for &(address, place) in &self.backend_addresses {
+            if let Some(&service) = self.addresses.get(&address) {
+                let line = findings.line_of(service);
+                let message = format!(
+                    "backend address {address} is that of the service on line {line}; \
+                     allowed: an address that no service has"
+                );
+                findings.add(place, message);
+            }
+        }
+        let Some(daemon) = daemon else { return };
+        for (places, key, most) in [
+            (&self.services, "max-services", daemon.max_services),
+            (&self.backends, "max-backends", daemon.max_backends),
+        ] {
+            if let Some(&first_too_many) = places.get(most as usize) {
+                let what = key.trim_start_matches("max-");
+                let message = format!("{} {what} in this file; allowed: `{key}`, {most}", places.len());
+                findings.add(first_too_many, message);
+            }
+        }
+    }
+}

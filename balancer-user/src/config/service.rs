@@ -1,0 +1,185 @@
+use std::fmt;
+use std::time::Duration;
+
+use balancer_common::ServiceKey;
+use serde::{Deserialize, Serialize};
+
+use super::backend::{Backend, Siblings};
+use super::endpoint::Endpoint;
+use super::fault::Findings;
+use super::name::Name;
+use super::registry::Registry;
+use super::section::{self, Key, Schema, Section, Value};
+use super::value;
+use crate::method::Method;
+
+/// What clients talk to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its name, which no other service has.
+    pub name: Name,
+    /// The virtual address and port.
+    pub address: Endpoint,
+    /// The protocol; no other service has the same address, port and protocol.
+    pub protocol: Protocol,
+    /// How the backend of a new flow is chosen.
+    pub method: Method,
+    /// How packets get to the backends.
+    pub forward: Forward,
+    /// How long an established flow may be silent.
+    pub idle_timeout: Duration,
+    /// The servers, in the order of the file; there may be none, and their weights may all be 0.
+    pub backends: Vec<Backend>,
+}
+
+impl Service {
+    /// The service as the XDP program knows it.
+    pub fn key(&self) -> ServiceKey {
+        ServiceKey {
+            address: self.address.ip().octets(),
+            port: self.address.port().to_be_bytes(),
+            protocol: self.protocol.number(),
+            reserved: 0,
+        }
+    }
+}
+
+/// The protocol of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// RFC 9293.
+    Tcp,
+    /// RFC 768.
+    Udp,
+}
+
+impl Protocol {
+    /// IP protocol number.
+    pub const fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => balancer_common::TCP,
+            Protocol::Udp => balancer_common::UDP,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        }
+    }
+
+    /// How long a flow may be silent unless the service says otherwise.
+    const fn default_idle_timeout(self) -> Duration {
+        match self {
+            Protocol::Tcp => Duration::from_secs(2 * 3600),
+            Protocol::Udp => Duration::from_secs(120),
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How packets get to the backends of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Forward {
+    /// Destination rewritten; replies come back through the balancer, which rewrites their source.
+    Nat,
+}
+
+impl Forward {
+    const fn name(self) -> &'static str {
+        match self {
+            Forward::Nat => "nat",
+        }
+    }
+}
+
+impl fmt::Display for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+pub(super) const SERVICE: Schema = Schema {
+    title: "[[service]]",
+    keys: &[
+        Key::new("name", "name = \"web\""),
+        Key::new("address", "address = \"192.0.2.10:80\""),
+        Key::new("protocol", "protocol = \"tcp\""),
+        Key::new("method", "method = \"least-packets\""),
+        Key::new("forward", "forward = \"nat\""),
+        Key::new("idle-timeout", "idle-timeout = \"2h\""),
+        Key::new("backend", "[[service.backend]]"),
+    ],
+    later: &[
+        "advertise",
+        "drain-timeout",
+        "health",
+        "no-backend",
+        "one-packet",
+        "persistence",
+        "requests",
+        "rtsp-nat",
+        "slow-start",
+        "snat",
+        "snat-addresses",
+        "snat-ports",
+        "unknown-flow",
+    ],
+};
+
+const METHODS_LATER: &[&str] = &["least-request", "least-response-time", "source-hash", "maglev"];
+const FORWARDS_LATER: &[&str] = &["full-nat", "dsr", "ipip", "gue"];
+
+impl Service {
+    /// `None` only where a fault was found.
+    pub(super) fn read(
+        value: &Value<'_>,
+        registry: &mut Registry,
+        findings: &mut Findings<'_>,
+    ) -> Option<Service> {
+        let section = Section::open(&SERVICE, value, findings)?;
+        let name: Option<Name> = section.required("name", value::text(Name::ALLOWED, str::parse), findings);
+        let address: Option<Endpoint> =
+            section.required("address", value::text(Endpoint::ALLOWED, str::parse), findings);
+        let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol.name(), protocol));
+        let protocol = section.required("protocol", value::choice(&protocols, &[]), findings);
+        let methods = Method::LIVE.map(|method| (method.name(), method));
+        let method = section.required("method", value::choice(&methods, METHODS_LATER), findings);
+        let forwards = [(Forward::Nat.name(), Forward::Nat)];
+        let forward =
+            section.optional("forward", Forward::Nat, value::choice(&forwards, FORWARDS_LATER), findings);
+        let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
+        let idle_timeout =
+            section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
+
+        registry.note_service(&section, name.as_ref(), address, protocol, findings);
+        let items = match section.get("backend") {
+            Some(value) => section::list(value, "[[service.backend]]", findings)?,
+            None => &[],
+        };
+        let mut siblings = Siblings::default();
+        let mut backends = Vec::with_capacity(items.len());
+        for item in items {
+            backends.extend(Backend::read(item, &mut siblings, registry, findings));
+        }
+
+        let protocol = protocol?;
+        Some(Service {
+            name: name?,
+            address: address?,
+            protocol,
+            method: method?,
+            forward: forward?,
+            idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
+            backends,
+        })
+    }
+}

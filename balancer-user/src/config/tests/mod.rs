@@ -1,0 +1,227 @@
+//! Tables of configurations and of what is wrong with them, to the letter and the column.
+
+mod refusals;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::method::Method;
+
+/// A valid file. The rows of `refusals` replace one of its lines.
+const BASE: [&str; 11] = [
+    r#"[daemon]"#,
+    r#"interfaces = ["eth0"]"#,
+    r#""#,
+    r#"[[service]]"#,
+    r#"name = "web""#,
+    r#"address = "192.0.2.10:80""#,
+    r#"protocol = "tcp""#,
+    r#"method = "least-packets""#,
+    r#"[[service.backend]]"#,
+    r#"name = "web-1""#,
+    r#"address = "10.0.0.11:8080""#,
+];
+
+fn base_with(line: usize, replacement: &str) -> String {
+    let mut lines = BASE.map(str::to_owned);
+    lines[line - 1] = replacement.to_owned();
+    lines.join("\n") + "\n"
+}
+
+fn faults_of(text: &str) -> Vec<String> {
+    match Config::parse("f", text) {
+        Ok(_) => vec![],
+        Err(faults) => faults.to_string().lines().map(str::to_owned).collect(),
+    }
+}
+
+const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, pin-path, tick, window, max-flows, max-services, \
+                           max-backends, half-open-timeout, closing-timeout";
+
+#[test]
+fn the_base_is_valid() {
+    assert_eq!(faults_of(&BASE.join("\n")), Vec::<String>::new());
+}
+
+#[test]
+fn texts_that_are_not_toml() {
+    for (text, expected) in [
+        ("", vec!["f:1:1: the file is empty; needed: [daemon] with `interfaces`"]),
+        (" \n\n", vec!["f:1:1: the file is empty; needed: [daemon] with `interfaces`"]),
+        ("# nothing\n", vec!["f:1:1: `daemon` is missing in this file; needed: [daemon]"]),
+        (
+            "[daemon]\ninterfaces = [\"eth0\"]\ntick = \n",
+            vec!["f:3:8: string values must be quoted, expected literal string"],
+        ),
+        ("[daemon\n", vec!["f:1:8: unclosed table, expected `]`"]),
+        ("[daemon]\ninterfaces = [\"eth0\"]\ninterfaces = [\"eth1\"]\n", vec!["f:3:1: duplicate key"]),
+        (
+            "a = = 1\nb = [1,\n",
+            vec!["f:1:5: extra `=`, expected nothing", "f:2:8: unclosed array, expected `]`"],
+        ),
+        (
+            "a = \"\\q\"\n",
+            vec!["f:1:7: missing escaped value, expected `b`, `e`, `f`, `n`, `r`, `\\`, `\"`, `x`, `u`, `U`"],
+        ),
+    ] {
+        assert_eq!(faults_of(text), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn all_faults_come_at_once_in_the_order_of_the_file() {
+    let text = r#"[[service]]
+name = "a b"
+address = "192.0.2.10:0"
+protocol = "tcp"
+method = "maglev"
+
+[[service.backend]]
+weight = 101
+address = "10.0.0.1:80"
+name = "b1"
+
+[daemon]
+interfaces = []
+tick = "1h"
+colour = "red"
+"#;
+    let expected = format!(
+        r#"f:2:8: `name` is "a b"; allowed: 1 to 64 characters of A-Z a-z 0-9 . _ - in quotes
+f:3:11: `address` is "192.0.2.10:0", not a port; allowed: a port from 1 to 65535
+f:5:10: `method` is "maglev", which is not supported yet; allowed: "least-packets", "least-bandwidth", "round-robin"
+f:8:10: `weight` is 101; allowed: an integer from 0 to 100
+f:13:14: `interfaces` is empty; allowed: 1 to 64 interfaces
+f:14:8: `tick` is "1h"; allowed: a duration in quotes from "10ms" to "10s"
+f:15:1: unknown key `colour` in [daemon]; allowed: {DAEMON_KEYS}"#
+    );
+    assert_eq!(faults_of(text).join("\n"), expected);
+}
+
+#[test]
+fn columns_count_characters_after_a_byte_order_mark_too() {
+    let text = format!("\u{feff}{}", base_with(1, "daemon.\"é\" = 1\n[daemon]"));
+    assert_eq!(faults_of(&base_with(5, "name = \"web\" # é\n\"é\" = \"é\"")).len(), 1);
+    assert!(!faults_of(&text).is_empty());
+    let inline = base_with(2, "interfaces = [\"é\", \"\"]");
+    assert!(faults_of(&inline)[0].starts_with("f:2:20: "), "{:?}", faults_of(&inline));
+    assert_eq!(
+        faults_of("\u{feff}colour = 1\n[daemon]\ninterfaces = [\"e\"]"),
+        ["f:1:1: unknown key `colour` in this file; allowed: daemon, service"]
+    );
+}
+
+#[test]
+fn the_example_says_what_it_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/config/web.toml");
+    let config = Config::load(&path).expect("the example is valid");
+    let Daemon {
+        interfaces,
+        xdp_mode,
+        socket,
+        pin_path,
+        tick,
+        window,
+        max_flows,
+        max_services,
+        max_backends,
+        half_open_timeout,
+        closing_timeout,
+    } = &config.daemon;
+    assert_eq!(interfaces.iter().map(InterfaceName::as_str).collect::<Vec<_>>(), ["eth0", "eth1"]);
+    assert_eq!(*xdp_mode, XdpMode::Auto);
+    assert_eq!(socket, Path::new("/run/balancer/balancer.sock"));
+    assert_eq!(pin_path.as_deref(), Some(Path::new("/sys/fs/bpf/balancer")));
+    assert_eq!((*tick, *window), (Duration::from_millis(100), Duration::from_secs(14)));
+    assert_eq!((*max_flows, *max_services, *max_backends), (262_144, 256, 4096));
+    assert_eq!((half_open_timeout.as_secs(), closing_timeout.as_secs()), (30, 30));
+
+    assert_eq!((config.services.len(), config.backend_count()), (2, 5));
+    let web = &config.services[0];
+    assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
+    assert_eq!((web.protocol, web.method, web.forward), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
+    assert_eq!(web.idle_timeout, Duration::from_secs(7200));
+    assert_eq!(bytes_of(web), [192, 0, 2, 10, 0, 80, 6, 0]);
+    assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0]);
+    assert_eq!(web.backends[1].name.as_str(), "web-2");
+    assert_eq!(web.backends[1].address.to_string(), "10.0.0.12:8080");
+    let dns = &config.services[1];
+    assert_eq!(bytes_of(dns), [192, 0, 2, 10, 0, 53, 17, 0]);
+    assert_eq!(dns.idle_timeout, Duration::from_secs(10));
+}
+
+fn bytes_of(service: &Service) -> [u8; 8] {
+    bytemuck::cast(service.key())
+}
+
+#[test]
+fn what_is_left_out_has_the_documented_defaults() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/config/web.toml");
+    let example = Config::load(&path).expect("the example is valid").daemon;
+    let config = Config::parse("f", &BASE.join("\n")).expect("the base is valid");
+    assert_eq!(Daemon { interfaces: example.interfaces.clone(), ..config.daemon }, example);
+    assert_eq!(config.services[0].idle_timeout, Duration::from_secs(7200));
+    let udp = Config::parse("f", &base_with(7, "protocol = \"udp\"")).expect("valid");
+    assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
+    let unpinned = Config::parse("f", &base_with(3, "pin-path = \"\"")).expect("valid");
+    assert_eq!(unpinned.daemon.pin_path, None);
+}
+
+#[test]
+fn services_without_eligible_backends_are_valid() {
+    let none = Config::parse("f", &BASE[..8].join("\n")).expect("no backends");
+    assert_eq!(none.services[0].backends, []);
+    let idle = base_with(11, "address = \"10.0.0.11:8080\"\nweight = 0");
+    assert_eq!(Config::parse("f", &idle).expect("all weights 0").services[0].backends[0].weight.get(), 0);
+    assert_eq!(Config::parse("f", &BASE[..2].join("\n")).expect("no services").services, []);
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let said = |path: &Path| {
+        let faults = Config::load(path).expect_err("a fault").to_string();
+        faults.strip_prefix(&path.display().to_string()).expect("the path in front").to_owned()
+    };
+    assert_eq!(said(&path("missing")), ": there is no such file");
+    assert_eq!(said(directory.path()), ": this is a directory; needed: a TOML file");
+    fs::write(path("latin1"), b"[daemon]\n# \xe9\n").expect("written");
+    assert_eq!(said(&path("latin1")), ":2:3: not UTF-8 from here on; TOML files are UTF-8");
+    fs::write(path("empty"), "").expect("written");
+    assert_eq!(said(&path("empty")), ":1:1: the file is empty; needed: [daemon] with `interfaces`");
+
+    let filled = |length: usize| BASE.join("\n") + "\n#" + &"x".repeat(length - BASE.join("\n").len() - 2);
+    fs::write(path("most"), filled(1 << 20)).expect("written");
+    assert!(Config::load(&path("most")).is_ok());
+    fs::write(path("large"), filled((1 << 20) + 1)).expect("written");
+    assert_eq!(said(&path("large")), ": larger than 1 MiB, which no configuration needs");
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in any::<String>()) {
+        let _ = Config::parse("f", &text);
+    }
+
+    #[test]
+    fn no_damage_to_a_valid_text_makes_it_panic(
+        cut in any::<prop::sample::Index>(),
+        length in 0..40_usize,
+        instead in "[\\[\\]{}=\"'.,#\\n a-z0-9é-]{0,8}",
+    ) {
+        let text: Vec<char> = BASE.join("\n").chars().collect();
+        let start = cut.index(text.len());
+        let end = (start + length).min(text.len());
+        let damaged: String =
+            text[..start].iter().chain(&instead.chars().collect::<Vec<_>>()).chain(&text[end..]).collect();
+        if let Err(faults) = Config::parse("f", &damaged) {
+            prop_assert!(faults.iter().count() > 0);
+            prop_assert!(faults.iter().map(|fault| fault.position).is_sorted());
+        }
+    }
+}

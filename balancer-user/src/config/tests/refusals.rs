@@ -1,0 +1,435 @@
+//! One value at a time: what is refused, with which words, and what is not.
+
+use super::{DAEMON_KEYS, base_with, faults_of};
+use crate::config::service::SERVICE;
+
+const SERVICE_KEYS: &str = "name, address, protocol, method, forward, idle-timeout, backend";
+
+/// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
+fn check(rows: &[(usize, &str, &[&str])]) {
+    for &(line, replacement, expected) in rows {
+        let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
+        assert_eq!(faults_of(&base_with(line, replacement)), expected, "line {line}: {replacement}");
+    }
+}
+
+#[test]
+fn interfaces() {
+    let allowed = "an interface name in quotes: 1 to 15 bytes, without whitespace, '/' or ':'";
+    let bad = |column, written: &str| format!("2:{column}: `interfaces` is {written}; allowed: {allowed}");
+    let many = format!("interfaces = [\n{}]", (0..65).map(|n| format!("\"e{n}\",\n")).collect::<String>());
+    check(&[
+        (2, "", &["1:1: `interfaces` is missing in [daemon]; needed: interfaces = [\"eth0\"]"]),
+        (2, r#"interfaces = "eth0""#, &["2:14: `interfaces` is of type string; needed: a list"]),
+        (2, "interfaces = []", &["2:14: `interfaces` is empty; allowed: 1 to 64 interfaces"]),
+        (2, &many, &["67:1: `interfaces` has 65 elements; allowed: 1 to 64"]),
+        (2, r#"interfaces = [""]"#, &[&bad(15, r#""""#)]),
+        (2, "interfaces = [7]", &[&bad(15, "7")]),
+        (2, r#"interfaces = ["eth0", "a/b"]"#, &[&bad(23, r#""a/b""#)]),
+        (2, r#"interfaces = ["eth 0"]"#, &[&bad(15, r#""eth 0""#)]),
+        (2, r#"interfaces = ["eth0:1"]"#, &[&bad(15, r#""eth0:1""#)]),
+        (2, r#"interfaces = [".."]"#, &[&bad(15, r#""..""#)]),
+        (2, r#"interfaces = ["sixteen-bytes-16"]"#, &[&bad(15, r#""sixteen-bytes-16""#)]),
+        (2, r#"interfaces = ["fifteen-bytes15"]"#, &[]),
+        (2, r#"interfaces = [{ name = "eth0" }, { name = "eth1", optional = false }]"#, &[]),
+        (
+            2,
+            r#"interfaces = ["eth0", { name = "eth1", optional = true }]"#,
+            &["2:51: `optional` is true, which is not supported yet; allowed: false"],
+        ),
+        (
+            2,
+            r#"interfaces = [{ nam = "eth0" }]"#,
+            &[
+                "2:15: `name` is missing in an interface; needed: name = \"eth0\"",
+                "2:17: unknown key `nam` in an interface, did you mean `name`?; allowed: name, optional",
+            ],
+        ),
+        (
+            2,
+            r#"interfaces = ["eth0", "eth1", "eth0"]"#,
+            &["2:31: interface \"eth0\" stands on line 2 already; allowed: once"],
+        ),
+    ]);
+}
+
+#[test]
+fn daemon() {
+    let socket = |n: usize| format!("socket = \"/{}\"", "s".repeat(n - 1));
+    let too_long = format!(
+        "3:10: `socket` is \"/{}…; allowed: an absolute path of a file, at most 107 bytes",
+        "s".repeat(58)
+    );
+    check(&[
+        (3, "xdp-mode = \"native\"", &[]),
+        (3, "xdp-mode = \"generic\"", &[]),
+        (
+            3,
+            "xdp-mode = \"offload\"",
+            &["3:12: `xdp-mode` is \"offload\"; allowed: \"auto\", \"native\", \"generic\""],
+        ),
+        (
+            3,
+            "socket = \"run/b.sock\"",
+            &["3:10: `socket` is \"run/b.sock\"; allowed: an absolute path in quotes"],
+        ),
+        (3, "socket = \"\"", &["3:10: `socket` is \"\"; allowed: an absolute path in quotes"]),
+        (
+            3,
+            r#"socket = "/a\u0000b""#,
+            &[r#"3:10: `socket` is "/a\u0000b"; allowed: an absolute path in quotes"#],
+        ),
+        (
+            3,
+            "socket = \"/\"",
+            &["3:10: `socket` is \"/\"; allowed: an absolute path of a file, at most 107 bytes"],
+        ),
+        (3, &socket(107), &[]),
+        (3, &socket(108), &[&too_long]),
+        (3, "pin-path = \"\"", &[]),
+        (
+            3,
+            "pin-path = \"bpf\"",
+            &["3:12: `pin-path` is \"bpf\"; allowed: an absolute path in quotes, or \"\" for no pins"],
+        ),
+        (
+            3,
+            "pin-path = 1",
+            &["3:12: `pin-path` is 1; allowed: an absolute path in quotes, or \"\" for no pins"],
+        ),
+        (3, "tick = \"10ms\"", &[]),
+        (
+            3,
+            "tick = \"9ms\"",
+            &["3:8: `tick` is \"9ms\"; allowed: a duration in quotes from \"10ms\" to \"10s\""],
+        ),
+        (
+            3,
+            "tick = \"10001ms\"",
+            &["3:8: `tick` is \"10001ms\"; allowed: a duration in quotes from \"10ms\" to \"10s\""],
+        ),
+        (3, "tick = 100", &["3:8: `tick` is 100; allowed: a duration in quotes from \"10ms\" to \"10s\""]),
+        (
+            3,
+            "tick = \"100\"",
+            &[
+                "3:8: `tick` is \"100\", without a unit; allowed: a duration in quotes from \"10ms\" to \"10s\"",
+            ],
+        ),
+        (
+            3,
+            "tick = \"-1s\"",
+            &["3:8: `tick` is \"-1s\"; allowed: a duration in quotes from \"10ms\" to \"10s\""],
+        ),
+        (
+            3,
+            "tick = \"99999999999999999999y\"",
+            &[
+                "3:8: `tick` is \"99999999999999999999y\"; allowed: a duration in quotes from \"10ms\" to \"10s\"",
+            ],
+        ),
+        (3, "tick = \"7s\"", &[]),
+        (3, "tick = \"8s\"", &["3:8: `window` is \"14s\" with a `tick` of \"8s\"; allowed: 2 ticks or more"]),
+        (
+            3,
+            "tick = \"1s\"\nwindow = \"1999ms\"",
+            &["4:10: `window` is \"1s 999ms\" with a `tick` of \"1s\"; allowed: 2 ticks or more"],
+        ),
+        (3, "window = \"1s\"", &[]),
+        (3, "window = \"5m\"", &[]),
+        (
+            3,
+            "window = \"999ms\"",
+            &["3:10: `window` is \"999ms\"; allowed: a duration in quotes from \"1s\" to \"5m\""],
+        ),
+        (
+            3,
+            "window = \"301s\"",
+            &["3:10: `window` is \"301s\"; allowed: a duration in quotes from \"1s\" to \"5m\""],
+        ),
+        (3, "max-flows = 1024", &[]),
+        (3, "max-flows = 0x400000", &[]),
+        (3, "max-flows = 1023", &["3:13: `max-flows` is 1023; allowed: an integer from 1024 to 4194304"]),
+        (
+            3,
+            "max-flows = 4194305",
+            &["3:13: `max-flows` is 4194305; allowed: an integer from 1024 to 4194304"],
+        ),
+        (3, "max-services = 0", &["3:16: `max-services` is 0; allowed: an integer from 1 to 4096"]),
+        (3, "max-services = 4097", &["3:16: `max-services` is 4097; allowed: an integer from 1 to 4096"]),
+        (3, "max-backends = 0", &["3:16: `max-backends` is 0; allowed: an integer from 1 to 32768"]),
+        (3, "max-backends = 32769", &["3:16: `max-backends` is 32769; allowed: an integer from 1 to 32768"]),
+        (
+            3,
+            "half-open-timeout = \"999ms\"",
+            &["3:21: `half-open-timeout` is \"999ms\"; allowed: a duration in quotes from \"1s\" to \"1h\""],
+        ),
+        (
+            3,
+            "closing-timeout = \"61m\"",
+            &["3:19: `closing-timeout` is \"61m\"; allowed: a duration in quotes from \"1s\" to \"1h\""],
+        ),
+    ]);
+}
+
+#[test]
+fn keys() {
+    let allowed = |at: &str, what: &str, keys: &str| format!("{at}: {what}; allowed: {keys}");
+    check(&[
+        (
+            3,
+            "max_flows = 2048",
+            &[&allowed("3:1", "unknown key `max_flows` in [daemon], did you mean `max-flows`?", DAEMON_KEYS)],
+        ),
+        (3, "  colour = 1", &[&allowed("3:3", "unknown key `colour` in [daemon]", DAEMON_KEYS)]),
+        (
+            3,
+            "socket-group = \"adm\"",
+            &[&allowed("3:1", "`socket-group` in [daemon] is not supported yet", DAEMON_KEYS)],
+        ),
+        (3, "[metrics]", &["3:2: unknown key `metrics` in this file; allowed: daemon, service"]),
+        (
+            3,
+            "[services]",
+            &["3:2: unknown key `services` in this file, did you mean `service`?; allowed: daemon, service"],
+        ),
+        (3, "\"\\u001b[31m\" = 1", &[&allowed("3:1", r"unknown key `\u{1b}[31m` in [daemon]", DAEMON_KEYS)]),
+        (
+            6,
+            "adress = \"192.0.2.10:80\"",
+            &[
+                "4:1: `address` is missing in [[service]]; needed: address = \"192.0.2.10:80\"",
+                &allowed("6:1", "unknown key `adress` in [[service]], did you mean `address`?", SERVICE_KEYS),
+            ],
+        ),
+        (
+            8,
+            "method = \"round-robin\"\nhealth = { kind = \"tcp\" }",
+            &[&allowed("9:1", "`health` in [[service]] is not supported yet", SERVICE_KEYS)],
+        ),
+        (
+            11,
+            "address = \"10.0.0.11:80\"\nbackup = true",
+            &["12:1: `backup` in [[service.backend]] is not supported yet; allowed: name, address, weight"],
+        ),
+        (
+            1,
+            "",
+            &[
+                "1:1: `daemon` is missing in this file; needed: [daemon]",
+                "2:1: unknown key `interfaces` in this file; allowed: daemon, service",
+            ],
+        ),
+        (
+            1,
+            "daemon = 7",
+            &[
+                "1:10: [daemon] is of type integer; needed: a table",
+                "2:1: unknown key `interfaces` in this file; allowed: daemon, service",
+            ],
+        ),
+    ]);
+    for key in SERVICE.later {
+        let text = base_with(8, &format!("method = \"round-robin\"\n{key} = 1"));
+        let expected = format!("f:9:1: `{key}` in [[service]] is not supported yet; allowed: {SERVICE_KEYS}");
+        assert_eq!(faults_of(&text), [expected]);
+    }
+}
+
+#[test]
+fn names_and_words_of_a_service() {
+    let name = "1 to 64 characters of A-Z a-z 0-9 . _ - in quotes";
+    let bad = |written: &str| format!("5:8: `name` is {written}; allowed: {name}");
+    let long = "n".repeat(64);
+    let too_long = format!("\"{}…", "n".repeat(59));
+    check(&[
+        (5, "", &["4:1: `name` is missing in [[service]]; needed: name = \"web\""]),
+        (5, "name = \"\"", &[&bad("\"\"")]),
+        (5, "name = \"we b\"", &[&bad("\"we b\"")]),
+        (5, "name = \"wéb\"", &[&bad("\"wéb\"")]),
+        (5, "name = true", &[&bad("true")]),
+        (5, "name = \"A.b_c-9\"", &[]),
+        (5, &format!("name = \"{long}\""), &[]),
+        (5, &format!("name = \"{long}n\""), &[&bad(&too_long)]),
+        (7, "", &["4:1: `protocol` is missing in [[service]]; needed: protocol = \"tcp\""]),
+        (7, "protocol = \"udp\"", &[]),
+        (7, "protocol = \"TCP\"", &["7:12: `protocol` is \"TCP\"; allowed: \"tcp\", \"udp\""]),
+        (7, "protocol = \"sctp\"", &["7:12: `protocol` is \"sctp\"; allowed: \"tcp\", \"udp\""]),
+        (8, "", &["4:1: `method` is missing in [[service]]; needed: method = \"least-packets\""]),
+        (8, "method = \"least-bandwidth\"", &[]),
+        (8, "method = \"round-robin\"", &[]),
+        (
+            8,
+            "method = \"random\"",
+            &[
+                "8:10: `method` is \"random\"; allowed: \"least-packets\", \"least-bandwidth\", \"round-robin\"",
+            ],
+        ),
+    ]);
+    for method in ["least-request", "least-response-time", "source-hash", "maglev"] {
+        let expected = format!(
+            "f:8:10: `method` is \"{method}\", which is not supported yet; \
+             allowed: \"least-packets\", \"least-bandwidth\", \"round-robin\""
+        );
+        assert_eq!(faults_of(&base_with(8, &format!("method = \"{method}\""))), [expected]);
+    }
+    for forward in ["full-nat", "dsr", "ipip", "gue"] {
+        let expected =
+            format!("f:3:11: `forward` is \"{forward}\", which is not supported yet; allowed: \"nat\"");
+        let text = base_with(4, &format!("[[service]]\nforward = \"{forward}\""));
+        assert_eq!(faults_of(&text), [expected.replace("3:", "5:")]);
+    }
+    let timeouts = "allowed: a duration in quotes from \"1s\" to \"4h\"";
+    check(&[
+        (4, "[[service]]\nforward = \"nat\"", &[]),
+        (4, "[[service]]\nforward = \"tunnel\"", &["5:11: `forward` is \"tunnel\"; allowed: \"nat\""]),
+        (4, "[[service]]\nidle-timeout = \"4h\"", &[]),
+        (4, "[[service]]\nidle-timeout = \"1s\"", &[]),
+        (4, "[[service]]\nidle-timeout = \"0s\"", &[&format!("5:16: `idle-timeout` is \"0s\"; {timeouts}")]),
+        (
+            4,
+            "[[service]]\nidle-timeout = \"241m\"",
+            &[&format!("5:16: `idle-timeout` is \"241m\"; {timeouts}")],
+        ),
+    ]);
+}
+
+/// The same rows for the address of a service and that of a backend.
+#[test]
+fn addresses() {
+    let unicast = "a unicast IPv4 address with a port, \"A.B.C.D:port\"";
+    let port = "a port from 1 to 65535";
+    for (address, why, allowed) in [
+        ("\"0.0.0.0:80\"", ", an address of \"this network\" (0.0.0.0/8)", unicast),
+        ("\"127.0.0.1:80\"", ", a loopback address", unicast),
+        ("\"127.255.0.1:80\"", ", a loopback address", unicast),
+        ("\"224.0.0.1:80\"", ", a multicast address", unicast),
+        ("\"239.255.255.255:80\"", ", a multicast address", unicast),
+        ("\"240.0.0.1:80\"", ", a reserved address (240.0.0.0/4)", unicast),
+        ("\"255.255.255.254:80\"", ", a reserved address (240.0.0.0/4)", unicast),
+        ("\"255.255.255.255:80\"", ", the broadcast address", unicast),
+        ("\"[2001:db8::10]:80\"", ", IPv6, which is not supported yet", unicast),
+        ("\"2001:db8::10\"", ", IPv6, which is not supported yet", unicast),
+        ("\"[2001:db8::10]\"", ", IPv6, which is not supported yet", unicast),
+        ("\"203.0.113.9\"", ", without a port", unicast),
+        ("\"web.example:80\"", ", not an IPv4 address and port", unicast),
+        ("\"203.0.113.256:80\"", ", not an IPv4 address and port", unicast),
+        ("\"203.0.113.09:80\"", ", not an IPv4 address and port", unicast),
+        ("\" 203.0.113.9:80\"", ", not an IPv4 address and port", unicast),
+        ("\"\"", ", without a port", unicast),
+        ("80", "", unicast),
+        ("\"203.0.113.9:0\"", ", not a port", port),
+        ("\"203.0.113.9:65536\"", ", not a port", port),
+        ("\"203.0.113.9:123456\"", ", not a port", port),
+        ("\"203.0.113.9:+80\"", ", not a port", port),
+        ("\"203.0.113.9:\"", ", not a port", port),
+        ("\"203.0.113.9:http\"", ", not a port", port),
+    ] {
+        for line in [6, 11] {
+            let expected = format!("f:{line}:11: `address` is {address}{why}; allowed: {allowed}");
+            assert_eq!(faults_of(&base_with(line, &format!("address = {address}"))), [expected]);
+        }
+    }
+    for line in [6, 11] {
+        check(&[(line, "address = \"203.0.113.9:65535\"", &[]), (line, "address = \"1.0.0.1:1\"", &[])]);
+    }
+}
+
+#[test]
+fn backends() {
+    let weight = |written: &str| format!("12:10: `weight` is {written}; allowed: an integer from 0 to 100");
+    let address = "address = \"10.0.0.11:8080\"\n";
+    for (written, fine) in [
+        ("0", true),
+        ("1", true),
+        ("100", true),
+        ("-1", false),
+        ("101", false),
+        ("65536", false),
+        ("18446744073709551617", false),
+        ("1.5", false),
+        ("\"2\"", false),
+        ("true", false),
+    ] {
+        let expected = if fine { vec![] } else { vec![format!("f:{}", weight(written))] };
+        assert_eq!(faults_of(&base_with(11, &format!("{address}weight = {written}"))), expected);
+    }
+    let second = |name: &str, address: &str| {
+        format!(
+            "address = \"10.0.0.11:8080\"\n[[service.backend]]\nname = \"{name}\"\naddress = \"{address}\""
+        )
+    };
+    check(&[
+        (10, "", &["9:1: `name` is missing in [[service.backend]]; needed: name = \"web-1\""]),
+        (11, "", &["9:1: `address` is missing in [[service.backend]]; needed: address = \"10.0.0.11:8080\""]),
+        (
+            10,
+            "name = \"w/1\"",
+            &["10:8: `name` is \"w/1\"; allowed: 1 to 64 characters of A-Z a-z 0-9 . _ - in quotes"],
+        ),
+        (11, &second("web-2", "10.0.0.12:8080"), &[]),
+        (11, &second("web-2", "10.0.0.11:8081"), &[]),
+        (
+            11,
+            &second("web-1", "10.0.0.12:8080"),
+            &["13:8: backend name \"web-1\" of this service stands on line 10 already; allowed: once"],
+        ),
+        (
+            11,
+            &second("web-2", "10.0.0.11:8080"),
+            &[
+                "14:11: backend address 10.0.0.11:8080 of this service stands on line 11 already; allowed: once",
+            ],
+        ),
+        (
+            11,
+            "address = \"192.0.2.10:8080\"",
+            &["11:11: backend address 192.0.2.10 is that of the service on line 6; \
+             allowed: an address that no service has"],
+        ),
+        (9, "[service.backend]", &["9:1: [[service.backend]] is of type table; needed: a list"]),
+        (4, "[service]", &["4:1: [[service]] is of type table; needed: a list"]),
+    ]);
+}
+
+#[test]
+fn across_services() {
+    let service = |name: &str, address: &str, protocol: &str| {
+        format!(
+            "address = \"10.0.0.11:8080\"\n[[service]]\nname = \"{name}\"\naddress = \"{address}\"\n\
+             protocol = \"{protocol}\"\nmethod = \"round-robin\""
+        )
+    };
+    let daemon = |line: &str, text: &str| base_with(11, text).replacen('\n', &format!("\n{line}\n"), 1);
+    check(&[
+        (11, &service("dns", "192.0.2.10:81", "tcp"), &[]),
+        (11, &service("dns", "192.0.2.10:80", "udp"), &[]),
+        (
+            11,
+            &service("web", "192.0.2.11:80", "tcp"),
+            &["13:8: service name \"web\" stands on line 5 already; allowed: once"],
+        ),
+        (
+            11,
+            &service("web2", "192.0.2.10:80", "tcp"),
+            &["14:11: service address 192.0.2.10:80 with tcp stands on line 6 already; allowed: once"],
+        ),
+        // The address of a service that comes after the backend.
+        (
+            11,
+            &service("web2", "10.0.0.11:1", "udp"),
+            &["11:11: backend address 10.0.0.11 is that of the service on line 14; \
+             allowed: an address that no service has"],
+        ),
+    ]);
+    assert_eq!(
+        faults_of(&daemon("max-services = 1", &service("dns", "192.0.2.10:81", "tcp"))),
+        ["f:13:1: 2 services in this file; allowed: `max-services`, 1"]
+    );
+    let two = "address = \"10.0.0.11:80\"\n[[service.backend]]\nname = \"b\"\naddress = \"10.0.0.12:80\"";
+    assert_eq!(
+        faults_of(&daemon("max-backends = 1", two)),
+        ["f:13:1: 2 backends in this file; allowed: `max-backends`, 1"]
+    );
+    assert_eq!(faults_of(&daemon("max-backends = 2", two)), Vec::<String>::new());
+}
