@@ -18,6 +18,8 @@ use crate::{Netns, eventually};
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
 /// Under this directory the balancer pins its maps and link.
 const BPFFS: &str = "/sys/fs/bpf";
+/// What the names of our directories there begin with; the process id follows.
+const PINS: &str = "balancer-test-";
 
 /// A running program whose standard streams go to a file. Dropping it kills it.
 #[derive(Debug)]
@@ -121,8 +123,11 @@ impl Place {
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        if number == 0 {
+            remove_orphaned_pins();
+        }
         let directory = TempDir::with_prefix("balancer-").context("make a directory for a balancer")?;
-        let pins = Path::new(BPFFS).join(format!("balancer-test-{}-{number}", std::process::id()));
+        let pins = Path::new(BPFFS).join(format!("{PINS}{}-{number}", std::process::id()));
         Ok(Self { directory, pins })
     }
 
@@ -158,6 +163,18 @@ impl Drop for Place {
     fn drop(&mut self) {
         // Pins keep program, maps and link alive; there may be none.
         drop(fs::remove_dir_all(&self.pins));
+    }
+}
+
+/// Removes the pins of test processes that were killed before they could: nothing else that is theirs outlives them.
+fn remove_orphaned_pins() {
+    for entry in fs::read_dir(BPFFS).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(PINS)?.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            // Another process may be at it too.
+            drop(fs::remove_dir_all(entry.path()));
+        }
     }
 }
 

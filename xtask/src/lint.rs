@@ -2,21 +2,31 @@
 
 use anyhow::Result;
 
-use crate::{build, command, setup, workspace::Workspace};
+use crate::{
+    build, command,
+    setup::{self, Tools},
+    workspace::Workspace,
+};
 
 const DENY: [&str; 3] = ["--", "-D", "warnings"];
 
-/// Runs every lint; stops at the first that fails.
+/// Builds what the host's code embeds, and checks all.
 pub fn run(workspace: &Workspace) -> Result<()> {
+    let tools = setup::build_tools(workspace)?;
+    build::program(workspace, &tools)?;
+    check(workspace, &tools)
+}
+
+/// Runs every lint; stops at the first that fails.
+pub fn check(workspace: &Workspace, tools: &Tools) -> Result<()> {
     println!("lint: rustfmt");
     command::run(workspace.cargo("fmt").args(["--all", "--check"]))?;
     println!("lint: clippy, host");
     command::run(workspace.cargo("clippy").args(["--workspace", "--all-targets", "--quiet"]).args(DENY))?;
-    program(workspace)
+    program(workspace, tools)
 }
 
-fn program(workspace: &Workspace) -> Result<()> {
-    let tools = setup::build_tools(workspace)?;
+fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     if !tools.toolchain.has_clippy() {
         tools.toolchain.add_clippy();
     }
@@ -31,6 +41,6 @@ fn program(workspace: &Workspace) -> Result<()> {
     let mut clippy = tools.toolchain.cargo(workspace, "clippy");
     clippy.args(build::PROGRAM).args(build::BPF_TARGET).args(["--release", "--quiet", "--target-dir"]);
     clippy.arg(workspace.bpf_target()).args(DENY);
-    clippy.env("CARGO_ENCODED_RUSTFLAGS", build::rustflags(&tools)).env("CARGO_PROFILE_RELEASE_LTO", "off");
+    clippy.env("CARGO_ENCODED_RUSTFLAGS", build::rustflags(tools)).env("CARGO_PROFILE_RELEASE_LTO", "off");
     build::run_quietly(&mut clippy)
 }

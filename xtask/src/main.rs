@@ -2,6 +2,8 @@
 
 mod build;
 mod command;
+mod demo;
+mod end_to_end;
 mod linker;
 mod lint;
 mod packages;
@@ -36,6 +38,8 @@ enum Verb {
     Lint,
     /// Set up, build, lint, and run every test; the end-to-end tests run as root
     Test(test::Options),
+    /// Watch it balance: a client, the balancer and backends in network namespaces, as root
+    Demo(demo::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,5 +60,6 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Build(options) => build::run(&workspace, &options).map(drop),
         Verb::Lint => lint::run(&workspace),
         Verb::Test(options) => test::run(&workspace, &options),
+        Verb::Demo(options) => demo::run(&workspace, &options),
     }
 }

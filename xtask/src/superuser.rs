@@ -7,17 +7,7 @@ use anyhow::{Result, bail};
 use crate::command;
 
 /// What a program run by root still needs from the caller's environment: sudo empties it.
-const KEPT: [&str; 9] = [
-    "PATH",
-    "HOME",
-    "CARGO_HOME",
-    "RUSTUP_HOME",
-    "CARGO_TARGET_DIR",
-    "RUST_BACKTRACE",
-    "BALANCER_BIN",
-    "BALANCER_EBPF_OBJECT",
-    "BALANCER_TEST_LONG",
-];
+const KEPT: [&str; 6] = ["PATH", "HOME", "CARGO_HOME", "RUSTUP_HOME", "CARGO_TARGET_DIR", "RUST_BACKTRACE"];
 
 /// The words to put in front of a command line so that root runs it: none when we are root. `environment` is what
 /// the command gets besides the variables that are always kept.

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use anyhow::{Result, bail};
 
 use crate::{
-    build, command, lint,
+    build, command, end_to_end, lint,
     packages::{self, Tool},
-    setup, superuser,
+    setup,
     workspace::Workspace,
 };
 
@@ -27,32 +27,21 @@ pub struct Options {
 /// Sets up, builds, lints and tests.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tools = setup::run(workspace)?;
-    packages::require("test", &TOOLS)?;
+    require_tools("test")?;
     build::program(workspace, &tools)?;
     let binary = build::binary(workspace, &build::Options { release: false })?;
     if options.filter.is_none() {
-        lint::run(workspace)?;
+        lint::check(workspace, &tools)?;
     }
 
     println!("test: on the host");
-    let host =
-        command::run(workspace.cargo("test").args(["--quiet", "--no-fail-fast"]).args(&options.filter));
+    let host = command::run(workspace.cargo("test").arg("--no-fail-fast").args(&options.filter));
 
     println!("test: end to end, in network namespaces, as root");
-    let mut environment = vec![
-        ("BALANCER_BIN", binary.into_os_string()),
-        ("BALANCER_EBPF_OBJECT", workspace.ebpf_object().into_os_string()),
-    ];
-    if options.long {
-        environment.push(("BALANCER_TEST_LONG", OsString::from("1")));
-    }
-    let mut end_to_end = workspace.cargo("test");
-    end_to_end.args(["--package", "balancer-tests", "--no-fail-fast"]).envs(environment.iter().cloned());
-    // Cargo builds as the caller; root only runs what was built.
-    let runner = superuser::prefix(&environment)?;
-    if !runner.is_empty() {
-        end_to_end.arg("--config").arg(format!("target.'cfg(target_os = \"linux\")'.runner = {runner:?}"));
-    }
+    let long = [("BALANCER_TEST_LONG", OsString::from("1"))];
+    let mut end_to_end =
+        end_to_end::cargo(workspace, "test", binary, if options.long { &long } else { &[] })?;
+    end_to_end.arg("--no-fail-fast");
     let end_to_end = command::run(end_to_end.args(&options.filter));
 
     match (host, end_to_end) {
@@ -60,4 +49,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         (Err(error), Ok(())) | (Ok(()), Err(error)) => Err(error),
         (Err(host), Err(end_to_end)) => bail!("{host}; {end_to_end}"),
     }
+}
+
+/// Installs the programs that the bench of network namespaces calls.
+pub fn require_tools(step: &str) -> Result<()> {
+    packages::require(step, &TOOLS)
 }

@@ -43,11 +43,7 @@ impl Toolchain {
             return Ok(toolchain);
         }
         if let Some(rustup) = command::find("rustup") {
-            println!("setup: asking rustup for a nightly toolchain with rust-src");
-            let mut install = Command::new(rustup);
-            install.args(["toolchain", "install", "nightly", "--profile", "minimal"]);
-            install.args(["--component", "rust-src", "--component", "clippy"]);
-            let installed = command::run_within(&mut install, DOWNLOAD);
+            let installed = Self::install_with_rustup(&rustup);
             match Self::rustup() {
                 Some(toolchain) => return Ok(toolchain),
                 None if installed.is_ok() => println!("setup: rustup's nightly is too old"),
@@ -112,6 +108,24 @@ impl Toolchain {
                 command::output(Command::new(&rustup).args(["which", "--toolchain", name, "rustc"])).ok()?;
             Self::probe(name, Path::new(which.trim()).parent()?).ok()
         })
+    }
+
+    /// Completes the nightly toolchain that is there (updating it is not ours to do), or installs one.
+    fn install_with_rustup(rustup: &Path) -> Result<()> {
+        let names = command::output(Command::new(rustup).args(["toolchain", "list"]))?;
+        let mut install = Command::new(rustup);
+        // `nightly-HOST`, not `nightly-DATE-HOST`: that one stays as somebody pinned it.
+        let is_nightly =
+            |name: &str| name.strip_prefix("nightly-").is_some_and(|rest| !rest.starts_with('2'));
+        if names.lines().any(is_nightly) {
+            println!("setup: adding rust-src to rustup's nightly");
+            install.args(["component", "add", "rust-src", "clippy", "--toolchain", "nightly"]);
+        } else {
+            println!("setup: installing rustup's nightly with rust-src");
+            install.args(["toolchain", "install", "nightly", "--profile", "minimal"]);
+            install.args(["--component", "rust-src", "--component", "clippy"]);
+        }
+        command::run_within(&mut install, DOWNLOAD)
     }
 
     fn debian() -> Option<Self> {
