@@ -1,0 +1,495 @@
+use std::collections::VecDeque;
+
+use super::*;
+
+const SPAN: Duration = Duration::from_secs(14);
+const TICK: u64 = 100;
+
+/// A service as the data plane and the controller play it: flows take slots and are counted at once, or later.
+struct World {
+    balance: Balance,
+    now: u64,
+    slots: Vec<BackendId>,
+    taken: u64,
+    growth: Vec<Observation>,
+    /// (when, backend, packets) that flows have yet to send.
+    later: VecDeque<(u64, BackendId, u64)>,
+}
+
+impl World {
+    fn new(method: Method, weights: &[u8]) -> World {
+        let balance = Balance::new(method, SPAN).unwrap();
+        let growth = vec![Observation::default(); 16];
+        let mut world =
+            World { balance, now: 0, slots: Vec::new(), taken: 0, growth, later: VecDeque::new() };
+        world.weights(weights);
+        world
+    }
+
+    fn time(&self) -> Monotonic {
+        Monotonic::from_boot(Duration::from_millis(1_000 + self.now))
+    }
+
+    fn weights(&mut self, weights: &[u8]) {
+        let members: Vec<Member> =
+            weights.iter().zip(0..).map(|(weight, id)| Member { id, weight: *weight }).collect();
+        self.balance.set_members(self.time(), &members);
+        self.tick();
+    }
+
+    fn tick(&mut self) {
+        while self.later.front().is_some_and(|(when, ..)| *when <= self.now) {
+            let (_, id, packets) = self.later.pop_front().unwrap();
+            self.count(id, packets, 0);
+        }
+        let observations: Vec<_> = (0..).zip(self.growth.drain(..)).collect();
+        self.growth = vec![Observation::default(); observations.len()];
+        self.balance.observe(self.time(), &observations);
+        if let Some(plan) = self.balance.plan(self.time(), Taken { counted: self.taken, now: self.taken }) {
+            self.slots = plan.slots.clone();
+            self.taken = 0;
+            self.balance.install(plan);
+        }
+    }
+
+    /// Ticks until `millis` have passed.
+    fn pass(&mut self, millis: u64, tick: u64) {
+        for _ in 0..millis / tick {
+            self.now += tick;
+            self.tick();
+        }
+    }
+
+    fn count(&mut self, id: BackendId, packets: u64, opened: u64) {
+        let growth = &mut self.growth[usize::from(id)];
+        growth.traffic.packets += packets;
+        growth.traffic.bytes += packets * 125_000;
+        growth.opened += opened;
+    }
+
+    fn take(&mut self) -> BackendId {
+        let id = self.slots[(self.taken % self.slots.len() as u64) as usize];
+        self.taken += 1;
+        id
+    }
+
+    /// A flow of one packet.
+    fn flow(&mut self) -> BackendId {
+        let id = self.take();
+        self.count(id, 1, 1);
+        id
+    }
+
+    fn flows(&mut self, count: usize) -> Vec<BackendId> {
+        (0..count).map(|_| self.flow()).collect()
+    }
+
+    fn plan(&mut self, counted: u64, now: u64) -> Option<Plan> {
+        self.balance.plan(self.time(), Taken { counted, now })
+    }
+
+    fn next(&self, length: usize) -> Vec<BackendId> {
+        self.slots.iter().copied().cycle().skip(self.taken as usize).take(length).collect()
+    }
+}
+
+fn longest_run(picks: &[BackendId]) -> usize {
+    picks.chunk_by(|a, b| a == b).map(<[BackendId]>::len).max().unwrap_or(0)
+}
+
+fn count_of(id: BackendId, picks: &[BackendId]) -> usize {
+    picks.iter().filter(|pick| **pick == id).count()
+}
+
+/// Brings the loads in as an operator can: with everybody else at weight 0.
+fn bring_in(world: &mut World, loads: &[u64]) {
+    for (index, load) in loads.iter().enumerate() {
+        let weights: Vec<u8> = (0..loads.len()).map(|other| u8::from(other == index)).collect();
+        world.weights(&weights);
+        for _ in 0..*load {
+            assert_eq!(usize::from(world.flow()), index);
+            world.pass(TICK, TICK);
+        }
+    }
+}
+
+#[test]
+fn the_published_tables_come_out_of_the_live_ring() {
+    let tables = [
+        (Method::LeastPackets, [3, 5, 2], [1, 1, 1], [2, 0, 2, 0, 2, 0, 1, 2]),
+        (Method::LeastBandwidth, [3, 5, 2], [1, 1, 1], [2, 0, 2, 0, 2, 0, 1, 2]),
+        (Method::LeastPackets, [3, 5, 2], [2, 3, 4], [2, 2, 2, 2, 0, 2, 1, 2]),
+        (Method::LeastBandwidth, [3, 5, 2], [2, 3, 4], [2, 2, 2, 2, 0, 2, 1, 2]),
+    ];
+    for (method, loads, weights, expected) in tables {
+        // Just started, or up for longer than the window with these or other weights.
+        for (before, initial) in [(0, weights), (30_000, weights), (30_000, [0, 0, 0]), (30_000, [1, 0, 0])] {
+            for per_tick in [1, 3, 8] {
+                let mut world = World::new(method, &initial);
+                world.pass(before, TICK);
+                bring_in(&mut world, &loads);
+                world.weights(&weights);
+                let mut picks = Vec::new();
+                while picks.len() < 8 {
+                    picks.extend(world.flows(per_tick));
+                    world.pass(TICK, TICK);
+                }
+                assert_eq!(picks[..8], expected, "{method} {weights:?} {initial:?} {per_tick} flows a tick");
+            }
+        }
+    }
+}
+
+#[test]
+fn thirty_flows_on_five_idle_backends_are_six_each() {
+    let mut world = World::new(Method::LeastPackets, &[1; 5]);
+    let picks = world.flows(30);
+    for id in 0..5 {
+        assert_eq!(count_of(id, &picks), 6);
+    }
+}
+
+#[test]
+fn equal_backends_are_never_herded() {
+    for (tick, per_tick) in [(100, 1), (100, 20), (1_000, 2), (1_000, 200), (1_000, 3_000)] {
+        for method in [Method::LeastPackets, Method::LeastBandwidth, Method::RoundRobin] {
+            let mut world = World::new(method, &[1; 3]);
+            let mut picks = Vec::new();
+            for _ in 0..60_000 / tick {
+                picks.extend(world.flows(per_tick));
+                world.pass(tick, tick);
+            }
+            assert!(longest_run(&picks) <= 3, "{method} {tick} {per_tick}: {}", longest_run(&picks));
+            let counts = [0, 1, 2].map(|id| count_of(id, &picks));
+            let spread = counts.iter().max().unwrap() - counts.iter().min().unwrap();
+            assert!(spread <= 3, "{method} {tick} {per_tick}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn the_last_pick_is_the_last_slot_really_taken() {
+    let mut world = World::new(Method::LeastBandwidth, &[1; 4]);
+    assert_eq!(world.next(5), [0, 1, 2, 3, 0]);
+    // Taken, but carrying nothing: only the rotation moves.
+    assert_eq!([world.take(), world.take()], [0, 1]);
+    world.tick();
+    assert_eq!(world.next(4), [2, 3, 0, 1]);
+    assert_eq!(world.plan(0, 0), None);
+}
+
+#[test]
+fn picks_that_are_not_counted_yet_are_charged() {
+    let mut world = World::new(Method::LeastPackets, &[1; 3]);
+    for id in [1, 2, 2] {
+        world.count(id, 5, 1);
+    }
+    world.tick();
+    // 0, 5 and 10 packets at five a flow.
+    assert_eq!(world.next(6), [0, 1, 0, 1, 2, 0]);
+    let late = world.plan(0, 3).unwrap();
+    assert_eq!(late.slots[..4], [1, 2, 0, 1]);
+    let counted = world.plan(2, 2).unwrap();
+    assert_eq!(counted.slots[..4], [0, 1, 0, 1]);
+    // A whole round of the ring and one slot more.
+    let length = world.slots.len() as u64;
+    let before: Vec<_> = world.slots.clone();
+    let round = world.plan(0, length + 1).unwrap();
+    let carried = |id| [0, 5, 10][usize::from(id)] + 5 * count_of(id, &before) + 5 * usize::from(id == 0);
+    let lowest = (0..3).min_by_key(|id| (carried(*id), (*id + 2) % 3)).unwrap();
+    assert_eq!(round.slots[0], lowest);
+}
+
+#[test]
+fn a_ring_that_goes_on_rightly_is_left_alone() {
+    let mut world = World::new(Method::LeastPackets, &[0, 1]);
+    assert_eq!(world.slots, [1]);
+    world.flows(1_000);
+    world.tick();
+    assert_eq!((world.slots.len(), world.taken), (1, 1_000));
+    world.weights(&[1, 1]);
+    assert_eq!(world.next(3), [0, 0, 0]);
+
+    let mut world = World::new(Method::RoundRobin, &[3, 2]);
+    for _ in 0..10 {
+        world.flows(7);
+        world.tick();
+    }
+    assert_eq!(world.taken, 70);
+}
+
+#[test]
+fn an_answered_question_is_not_asked_again_until_something_changes() {
+    let mut world = World::new(Method::LeastPackets, &[1, 1]);
+    world.count(0, 5, 1);
+    world.tick();
+    assert_eq!(world.next(2), [1, 0]);
+    world.tick();
+    assert!(world.balance.answered.is_some());
+    assert_eq!(world.plan(0, 0), None);
+    assert_eq!(world.plan(0, 1), None);
+    world.pass(SPAN.as_millis() as u64, TICK);
+    assert_eq!(world.next(2), [0, 1]);
+    world.weights(&[0, 1]);
+    assert_eq!(world.slots, [1]);
+}
+
+#[test]
+fn a_ring_of_another_daemon_is_taken_over() {
+    for method in Method::LIVE {
+        let mut balance = Balance::new(method, SPAN).unwrap();
+        let now = Monotonic::from_boot(SPAN);
+        balance.set_members(now, &[0, 1, 2].map(|id| Member { id, weight: 1 }));
+        balance.adopt(vec![7, 0, 1, 7]);
+        // The slots 7, 0, 1, 7 and 7 were taken: of those that are here, 1 was last.
+        let plan = balance.plan(now, Taken { counted: 5, now: 5 }).unwrap();
+        assert_eq!(plan.slots[..4], [2, 0, 1, 2], "{method}");
+    }
+}
+
+#[test]
+fn nobody_to_pick_is_an_empty_ring() {
+    for method in Method::LIVE {
+        let mut world = World::new(method, &[]);
+        assert_eq!((world.slots.len(), world.plan(0, 0)), (0, None));
+        world.weights(&[1, 1]);
+        assert!(world.slots.len() >= 64);
+        world.weights(&[0, 0]);
+        assert_eq!((world.slots.len(), world.plan(0, 0)), (0, None));
+        world.weights(&[0, 9]);
+        assert_eq!(world.slots, [1]);
+    }
+}
+
+#[test]
+fn the_ring_holds_what_may_arrive_before_the_next_tick() {
+    let mut world = World::new(Method::LeastPackets, &[1; 3]);
+    for (arrivals, length) in [(1, 66), (16, 66), (100, 513), (1_000, 4095), (50_000, 4095)] {
+        world.flows(arrivals);
+        // Something that the ring did not foresee.
+        world.count(1, 3 * arrivals as u64, 0);
+        world.tick();
+        assert_eq!(world.slots.len(), length, "{arrivals} arrivals");
+    }
+    for _ in 0..200 {
+        world.tick();
+    }
+    world.count(0, 1_000_000, 1);
+    world.tick();
+    assert_eq!(world.slots.len(), 66);
+    // A multiple of the weights' sum where that is short, else just long enough.
+    for (weights, length) in [(&[2, 4, 40], 69), (&[100, 99, 1], 64)] {
+        let mut world = World::new(Method::LeastPackets, weights);
+        world.tick();
+        assert_eq!(world.slots.len(), length);
+    }
+}
+
+#[test]
+fn round_robin_is_exact_however_the_ring_is_cut() {
+    // A short cycle, one that fills the ring, and one that is longer than the ring.
+    for weights in [vec![5, 1, 1], vec![100, 99, 98, 3], vec![100; 16], (41..=100).collect::<Vec<u8>>()] {
+        let mut world = World::new(Method::RoundRobin, &weights);
+        world.growth = vec![Observation::default(); weights.len()];
+        let expected = cycle(&weights, 0);
+        let mut picks = Vec::new();
+        for count in [1, 2, 50, 7, 1_000, 3_000, 13].into_iter().cycle().take(21) {
+            picks.extend(world.flows(count));
+            world.tick();
+        }
+        assert!(
+            picks.iter().map(|pick| usize::from(*pick)).eq(expected
+                .iter()
+                .copied()
+                .cycle()
+                .take(picks.len()))
+        );
+    }
+}
+
+#[test]
+fn rotation_survives_changes_of_the_members() {
+    for method in Method::LIVE {
+        let mut world = World::new(method, &[1; 4]);
+        for _ in 0..3 {
+            world.take();
+        }
+        let time = world.time();
+        let members = |ids: &[BackendId]| -> Vec<Member> {
+            ids.iter().map(|id| Member { id: *id, weight: 1 }).collect()
+        };
+        // 2 was last and stays; a new one comes before it.
+        world.balance.set_members(time, &members(&[0, 9, 1, 2, 3]));
+        let plan = world.plan(3, 3).unwrap();
+        assert_eq!(plan.slots[..6], [3, 0, 9, 1, 2, 3], "{method}");
+        world.balance.install(plan);
+        // Nothing taken since: 2 is still the last, and goes.
+        world.balance.set_members(time, &members(&[0, 9, 1, 3]));
+        assert_eq!(world.plan(0, 0).unwrap().slots[..4], [3, 0, 9, 1], "{method}");
+        // 3 and 0 taken, and 0 goes with the next change.
+        world.balance.set_members(time, &members(&[9, 1, 3]));
+        assert_eq!(world.plan(2, 2).unwrap().slots[..3], [9, 1, 3], "{method}");
+    }
+}
+
+#[test]
+fn a_plan_made_anew_after_a_failed_exchange_starts_after_what_was_taken() {
+    for method in Method::LIVE {
+        let mut world = World::new(method, &[1; 3]);
+        let time = world.time();
+        let members: Vec<_> = (0..4).map(|id| Member { id, weight: 1 }).collect();
+        world.balance.set_members(time, &members);
+        assert_eq!(world.plan(0, 1).unwrap().slots[..4], [1, 2, 3, 0]);
+        let plan = world.plan(0, 2).unwrap();
+        assert_eq!(plan.slots[..2], [2, 3], "{method}");
+        world.balance.install(plan);
+        assert_eq!(world.plan(0, 0), None);
+    }
+}
+
+#[test]
+fn windows_of_those_that_stay_are_kept() {
+    let mut world = World::new(Method::LeastPackets, &[1; 3]);
+    world.count(0, 7, 1);
+    world.count(2, 4, 1);
+    world.tick();
+    let time = world.time();
+    world.balance.set_members(time, &[Member { id: 2, weight: 3 }, Member { id: 0, weight: 1 }]);
+    let scores = world.balance.scores(time);
+    let seen: Vec<_> = scores.iter().map(|score| (score.id, score.n, score.nw)).collect();
+    assert_eq!(seen, [(2, 4.0, Some(13_333.33)), (0, 7.0, Some(70_000.0))]);
+}
+
+#[test]
+fn scores_show_load_share_and_window() {
+    let mut world = World::new(Method::LeastBandwidth, &[2, 0, 1]);
+    for (id, packets) in [(0, 28), (1, 14), (2, 14)] {
+        world.count(id, packets, 2);
+    }
+    world.tick();
+    let scores = world.balance.scores(world.time());
+    // 28 × 125,000 bytes in 14 s are 2 Mbit/s.
+    let seen: Vec<_> = scores.iter().map(|score| (score.n, score.nw, score.newcomer)).collect();
+    assert_eq!(seen, [(2.0, Some(10_000.0), false), (1.0, None, false), (1.0, Some(10_000.0), false)]);
+    assert_eq!(scores[1].window, Totals { traffic: Traffic { packets: 14, bytes: 1_750_000 }, opened: 2 });
+    assert_eq!(scores[1].share, 0.0);
+    assert!((scores[0].share - 2.0 / 3.0).abs() < 0.02, "{}", scores[0].share);
+    assert!((scores.iter().map(|score| score.share).sum::<f64>() - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn what_a_newcomer_can_not_know_is_filled_up_with_the_mean() {
+    let mut world = World::new(Method::LeastPackets, &[1, 2]);
+    world.pass(14_000, TICK);
+    world.count(0, 100, 1);
+    world.count(1, 400, 1);
+    world.weights(&[1, 2, 3]);
+    let newcomer = |world: &World| {
+        let score = world.balance.scores(world.time())[2];
+        (score.n, score.nw, score.newcomer)
+    };
+    // Mean of 100 / 1 and 400 / 2 is 150 a unit of weight.
+    assert_eq!(newcomer(&world), (0.0, Some(1_500_000.0), true));
+    world.pass(7_000, TICK);
+    assert_eq!(newcomer(&world), (0.0, Some(750_000.0), true));
+    // Young flows count with what a flow brings on average, (500 + 2) / 4, until they have brought more.
+    world.count(2, 2, 2);
+    world.tick();
+    assert_eq!(newcomer(&world), (2.0, Some(1_586_666.67), true));
+    world.count(2, 898, 0);
+    world.tick();
+    assert_eq!(newcomer(&world), (900.0, Some((225.0 + 900.0) * 10_000.0 / 3.0), true));
+    world.pass(6_900, TICK);
+    assert!(newcomer(&world).2);
+    world.pass(100, TICK);
+    assert_eq!(newcomer(&world), (900.0, Some(3_000_000.0), false));
+}
+
+#[test]
+fn nobody_is_a_newcomer_while_all_are_new() {
+    let mut world = World::new(Method::LeastPackets, &[1, 1, 1]);
+    world.count(0, 500, 1);
+    world.pass(5_000, TICK);
+    let scores = world.balance.scores(world.time());
+    assert!(scores.iter().all(|score| !score.newcomer));
+    assert_eq!(scores[1].nw, Some(0.0));
+}
+
+#[test]
+fn a_weight_that_comes_back_from_zero_makes_a_newcomer() {
+    let mut world = World::new(Method::LeastPackets, &[1, 1, 0]);
+    world.pass(20_000, TICK);
+    world.count(0, 40, 1);
+    world.count(1, 20, 1);
+    world.weights(&[1, 0, 1]);
+    let flags = |world: &World| -> Vec<bool> {
+        world.balance.scores(world.time()).iter().map(|score| score.newcomer).collect()
+    };
+    assert_eq!(flags(&world), [false, false, true]);
+    world.weights(&[1, 5, 1]);
+    assert_eq!(flags(&world), [false, true, true]);
+    // Another weight is no return.
+    world.pass(14_000, TICK);
+    world.weights(&[9, 9, 9]);
+    assert_eq!(flags(&world), [false, false, false]);
+}
+
+#[test]
+fn a_newcomer_takes_a_share_and_never_the_whole_stream() {
+    // Flows of one packet, and flows that send 10 packets/s for 3 s: the newcomer's first ones are light for long.
+    for (packets, every, per_tick) in [(1, 1, 3), (1, 1, 40), (1, 5, 1), (30, 1, 5)] {
+        let mut world = World::new(Method::LeastPackets, &[1; 3]);
+        let mut picks = Vec::new();
+        for step in 0..600 {
+            if step == 300 {
+                world.weights(&[1; 4]);
+                picks.clear();
+            }
+            if step % every == 0 {
+                for _ in 0..per_tick {
+                    let id = world.flow();
+                    picks.push(id);
+                    for packet in 1..packets {
+                        world.later.push_back((world.now + packet * TICK, id, 1));
+                    }
+                }
+            }
+            world.later.make_contiguous().sort_by_key(|(when, ..)| *when);
+            world.pass(TICK, TICK);
+        }
+        let first = &picks[..picks.len() * 14 / 30];
+        let share = count_of(3, first) as f64 / first.len() as f64;
+        assert!(share > 0.1 && share < 0.4, "{packets} packets, {per_tick} a tick: {share:.3}");
+        let all = count_of(3, &picks) as f64 / picks.len() as f64;
+        assert!(all > 0.15 && all < 0.35, "{packets} packets, {per_tick} a tick: {all:.3} of all");
+    }
+}
+
+#[test]
+fn methods_that_nothing_feeds_are_refused() {
+    let error = Balance::new(Method::LeastRequest, SPAN).unwrap_err();
+    assert_eq!(error.to_string(), "the method `least-request` is not built yet");
+    assert!(Method::ALL.iter().all(|method| Balance::new(*method, SPAN).is_ok() == method.is_live()));
+}
+
+/// How long a thousand busy services take: `cargo test --release -p balancer-user --lib a_thousand -- --nocapture`.
+#[test]
+fn a_thousand_services_are_planned() {
+    let weights = [1, 2, 3, 1, 2, 3, 1, 2, 3, 4];
+    let mut worlds: Vec<World> = (0..1_000).map(|_| World::new(Method::LeastPackets, &weights)).collect();
+    for world in &mut worlds {
+        for _ in 0..14 {
+            world.flows(3);
+            world.pass(1_000, 1_000);
+        }
+    }
+    let mut fastest = Duration::MAX;
+    for _ in 0..10 {
+        let start = std::time::Instant::now();
+        let slots: usize =
+            worlds.iter_mut().filter_map(|world| world.plan(0, 2)).map(|plan| plan.slots.len()).sum();
+        fastest = fastest.min(start.elapsed());
+        assert_eq!(slots, 66_000);
+    }
+    println!("66,000 slots in {fastest:?}");
+}
