@@ -56,6 +56,8 @@ pub mod names {
     pub const DROPS: &str = "DROPS";
     /// `.rodata` `[u64; 2]`: the secret of the flow hash.
     pub const HASH_SEED: &str = "HASH_SEED";
+    /// `.rodata` `u32`: 1 = log each refused packet.
+    pub const LOG_REFUSALS: &str = "LOG_REFUSALS";
     /// `.rodata` `u32`: how many buckets `FLOWS` has.
     pub const BUCKETS: &str = "BUCKETS";
 }

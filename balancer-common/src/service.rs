@@ -7,7 +7,7 @@ pub type BackendId = u16;
 
 /// What a client talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct ServiceKey {
     /// Virtual address, network order.
     pub address: [u8; 4],
@@ -23,7 +23,7 @@ const _: () = assert!(size_of::<ServiceKey>() == 8);
 
 /// What the program must know of a service to open a flow. Times are in units of 2^`TIMEOUT_SHIFT` ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct Service {
     /// Index of its ring.
     pub id: ServiceId,
@@ -39,7 +39,7 @@ const _: () = assert!(size_of::<Service>() == 8);
 
 /// A real server, as the program needs it to open a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct Backend {
     /// Address, network order.
     pub address: [u8; 4],

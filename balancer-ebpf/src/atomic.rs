@@ -1,7 +1,7 @@
-//! The two atomic operations that the data plane needs, on memory that other CPUs and user space share.
+//! The atomic operations that the data plane needs, on memory that other CPUs and user space share.
 //!
-//! `core::sync::atomic` lacks both on the bpf target, so they are single instructions there (kernel 5.12, cpu
-//! v3). Both order all other accesses around them, and both return what was there before.
+//! `core::sync::atomic` lacks them on the bpf target, so they are single instructions there (kernel 5.12, cpu
+//! v3).
 
 #[cfg(target_arch = "bpf")]
 mod imp {
@@ -18,6 +18,16 @@ mod imp {
             );
         }
         before
+    }
+
+    pub unsafe fn set_bits(place: *mut u64, bits: u64) {
+        // SAFETY: the caller vouches for `place`; the instruction touches nothing else.
+        unsafe { asm!("lock *(u64 *)({0} + 0) |= {1}", in(reg) place, in(reg) bits) };
+    }
+
+    pub unsafe fn clear_bits(place: *mut u64, bits: u64) {
+        // SAFETY: as above.
+        unsafe { asm!("lock *(u64 *)({0} + 0) &= {1}", in(reg) place, in(reg) !bits) };
     }
 
     pub unsafe fn compare_exchange(place: *mut u32, expected: u32, new: u32) -> u32 {
@@ -44,6 +54,16 @@ mod imp {
         unsafe { AtomicU64::from_ptr(place) }.fetch_add(addend, Ordering::SeqCst)
     }
 
+    pub unsafe fn set_bits(place: *mut u64, bits: u64) {
+        // SAFETY: the caller vouches for `place`.
+        unsafe { AtomicU64::from_ptr(place) }.fetch_or(bits, Ordering::SeqCst);
+    }
+
+    pub unsafe fn clear_bits(place: *mut u64, bits: u64) {
+        // SAFETY: the caller vouches for `place`.
+        unsafe { AtomicU64::from_ptr(place) }.fetch_and(!bits, Ordering::SeqCst);
+    }
+
     pub unsafe fn compare_exchange(place: *mut u32, expected: u32, new: u32) -> u32 {
         // SAFETY: the caller vouches for `place`.
         match unsafe { AtomicU32::from_ptr(place) }.compare_exchange(
@@ -65,6 +85,26 @@ mod imp {
 pub unsafe fn fetch_add(place: *mut u64, addend: u64) -> u64 {
     // SAFETY: the same contract.
     unsafe { imp::fetch_add(place, addend) }
+}
+
+/// Sets `bits` in `*place`.
+///
+/// # Safety
+/// As [`fetch_add`].
+#[inline(always)]
+pub unsafe fn set_bits(place: *mut u64, bits: u64) {
+    // SAFETY: the same contract.
+    unsafe { imp::set_bits(place, bits) }
+}
+
+/// Clears `bits` in `*place`.
+///
+/// # Safety
+/// As [`fetch_add`].
+#[inline(always)]
+pub unsafe fn clear_bits(place: *mut u64, bits: u64) {
+    // SAFETY: the same contract.
+    unsafe { imp::clear_bits(place, bits) }
 }
 
 /// Writes `new` to `*place` if it holds `expected`; returns the value before, which is `expected` exactly when

@@ -14,8 +14,8 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason, Ring, RingWord,
-    STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason, Ring,
+    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 

@@ -1,7 +1,8 @@
 //! Opening a flow: the next slot of the service's ring, and the two entries that all later packets find.
 
 use balancer_common::{
-    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, Service, TCP, flags,
+    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, Service, TCP,
+    flags,
 };
 
 use crate::{
@@ -68,9 +69,10 @@ fn choose<E: Environment>(
         if backend.address == key.source {
             continue;
         }
-        let Some(other) = table::find(environment, &reply, table::hash(environment, &reply)) else {
+        let other = table::find(environment, &reply, table::hash(environment, &reply));
+        if !other.exists() {
             return Ok((id, backend));
-        };
+        }
         let is_over = other.control.state() as u8 == FlowState::Closing as u8
             || table::is_expired(environment, &other, now);
         if is_over {

@@ -64,19 +64,17 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
     };
     let now = environment.now();
     let hash = table::hash(environment, &parsed.key);
-    let found = match table::find(environment, &parsed.key, hash) {
-        Some(found) if !starts_anew(environment, &parsed, &found, now) => found,
-        stale => {
-            let service = environment.service(&service_key(&parsed)).ok_or(Stop::Foreign)?;
-            check_packet(&parsed)?;
-            if let Some(stale) = stale {
-                table::release(environment, &stale);
-            }
-            // SAFETY: `parse` checked that the Ethernet header lies in the frame.
-            let client = unsafe { (*parsed.ethernet).src_addr };
-            open::open(environment, &parsed, hash, &service, client, now)?
+    let mut found = table::find(environment, &parsed.key, hash);
+    if !found.exists() || starts_anew(environment, &parsed, &found, now) {
+        let service = environment.service(&service_key(&parsed)).ok_or(Stop::Foreign)?;
+        check_packet(&parsed)?;
+        if found.exists() {
+            table::release(environment, &found);
         }
-    };
+        // SAFETY: `parse` checked that the Ethernet header lies in the frame.
+        let client = unsafe { (*parsed.ethernet).src_addr };
+        found = open::open(environment, &parsed, hash, &service, client, now)?;
+    }
     carry(environment, &parsed, &found, now)
 }
 
@@ -176,8 +174,8 @@ fn refuse_if_ours<E: Environment>(
     source: [u8; 4],
     destination: [u8; 4],
 ) -> Stop {
-    let is_ours = environment.roles(destination) & role::SERVICE != 0
-        || environment.roles(source) & role::BACKEND != 0;
+    let is_ours =
+        environment.roles(destination) & role::SERVICE != 0 || environment.roles(source) & role::BACKEND != 0;
     if is_ours { Stop::Refused(reason) } else { Stop::Foreign }
 }
 
@@ -217,12 +215,12 @@ const _: () = assert!(core::mem::offset_of!(FlowEntry, via) == 38);
 fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, direction: Direction) {
     // SAFETY: entries are valid and aligned.
     let twin = unsafe { (*found.entry).twin };
-    advance_entry(environment, parsed, found.entry, direction, found.control.sequence());
+    advance_entry(environment, parsed, found.entry, found.index, direction, found.control.sequence());
     if let Some(entry) = table::entry_at(environment, twin) {
         let sequence = table::control_of(entry).sequence();
         // SAFETY: as above.
         if unsafe { (*entry).twin } == found.index {
-            advance_entry(environment, parsed, entry, direction, sequence);
+            advance_entry(environment, parsed, entry, twin, direction, sequence);
         }
     }
 }
@@ -232,6 +230,7 @@ fn advance_entry<E: Environment>(
     environment: &E,
     parsed: &Parsed,
     entry: *mut FlowEntry,
+    index: u32,
     direction: Direction,
     sequence: u16,
 ) {
@@ -245,7 +244,7 @@ fn advance_entry<E: Environment>(
             return;
         }
         if table::exchange(entry, before, after) {
-            settle(environment, entry, before, after);
+            settle(environment, entry, index, before, after);
             return;
         }
     }
@@ -254,9 +253,15 @@ fn advance_entry<E: Environment>(
 /// An entry is changed by at most the packets of its flow that are under way at once.
 const ADVANCE_TRIES: usize = 4;
 
-/// What follows from a change of state: the active count, and the timeout.
+/// What follows from a change of state: the active count, the protection, and the timeout.
 #[inline(always)]
-fn settle<E: Environment>(environment: &E, entry: *mut FlowEntry, before: Control, after: Control) {
+fn settle<E: Environment>(
+    environment: &E,
+    entry: *mut FlowEntry,
+    index: u32,
+    before: Control,
+    after: Control,
+) {
     // SAFETY: entries are valid and aligned.
     let flow = unsafe { &*entry };
     if before.flags() & !after.flags() & flags::ACTIVE != 0 {
@@ -265,6 +270,7 @@ fn settle<E: Environment>(environment: &E, entry: *mut FlowEntry, before: Contro
     if before.state() as u8 == after.state() as u8 {
         return;
     }
+    table::protect(environment, index, after.state() as u8 == FlowState::Established as u8);
     let is_request = after.flags() & flags::REPLY == 0;
     let (address, port) = if is_request {
         (flow.key.destination, flow.key.destination_port)
@@ -282,7 +288,12 @@ fn settle<E: Environment>(environment: &E, entry: *mut FlowEntry, before: Contro
 }
 
 #[inline(always)]
-fn count<E: Environment>(environment: &E, backend: balancer_common::BackendId, direction: Direction, bytes: u16) {
+fn count<E: Environment>(
+    environment: &E,
+    backend: balancer_common::BackendId,
+    direction: Direction,
+    bytes: u16,
+) {
     let Some(counters) = environment.counters(backend) else { return };
     // SAFETY: counters are valid, aligned, and this CPU's own.
     unsafe {

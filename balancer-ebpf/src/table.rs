@@ -1,7 +1,9 @@
 //! The flow table: buckets of eight cache-line entries in an array map, found by a word of tags.
 //!
 //! A key belongs into one of two buckets; each bucket has a 64-bit word of eight tags, so that a lookup reads
-//! one or two words and then, almost always, just the entry it looks for, whose whole key decides. An entry
+//! one or two words and then, almost always, just the entry it looks for, whose whole key decides. The high bit
+//! of a tag protects an established flow: when both buckets are full, a new flow takes the place of one that is
+//! half open or closing, which the tags alone tell, and a flood of those can't push out the others. An entry
 //! is claimed, published and freed by compare-and-exchange on its control word. Its sequence number grows
 //! with each claim: who reads it unchanged before and after has read one flow and not two halves.
 
@@ -20,14 +22,18 @@ const PROTECTED: u32 = (60_000_000_000_u64 >> balancer_common::STAMP_SHIFT) as u
 pub struct Hash {
     /// Where it goes, unless the second has clearly more room.
     pub buckets: [u32; 2],
-    /// Never 0, which marks an empty way.
+    /// Seven bits; never 0, which marks an empty way.
     pub tag: u8,
+    /// The way that is replaced first when both buckets are full.
+    pub lot: u32,
 }
 
-/// An entry that was found: where it is, and the control word that it had.
+/// What a lookup found: where the entry is, and the control word that it had.
+///
+/// Not an `Option`: its undefined parts make registers that the verifier refuses to see copied.
 #[derive(Clone, Copy)]
 pub struct Found {
-    /// The entry, valid, aligned, and shared with other CPUs.
+    /// The entry, valid, aligned, and shared with other CPUs; null when nothing was found.
     pub entry: *mut FlowEntry,
     /// Bucket × `WAYS` + way.
     pub index: u32,
@@ -35,8 +41,21 @@ pub struct Found {
     pub control: Control,
 }
 
+impl Found {
+    const NOTHING: Found =
+        Found { entry: ptr::null_mut(), index: NO_TWIN, control: Control::new(FlowState::Free, 0, 0) };
+
+    /// Whether there is an entry.
+    #[inline(always)]
+    pub fn exists(&self) -> bool {
+        !self.entry.is_null()
+    }
+}
+
 const LANES: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = LANES << 7;
+/// The bit of a tag that says that the flow must not be replaced.
+const PROTECTION: u64 = 0x80;
 
 /// Hashes a key with the table's secret.
 #[inline(always)]
@@ -53,14 +72,16 @@ pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
     let buckets = u64::from(memory.buckets());
     let first = ((hash & 0x0fff_ffff) * buckets) >> 28;
     let second = (((hash >> 28) & 0x0fff_ffff) * buckets) >> 28;
-    let tag = (hash >> 56) as u8;
-    Hash { buckets: [first as u32, second as u32], tag: if tag == 0 { 1 } else { tag } }
+    let tag = (hash >> 57) as u8;
+    // The buckets depend on the high bits of their 28; these are the low ones.
+    let lot = (hash >> 28) as u32 & 7;
+    Hash { buckets: [first as u32, second as u32], tag: if tag == 0 { 1 } else { tag }, lot }
 }
 
-/// The lanes of `word` that are zero, as their high bits; exact.
+/// The lanes of `word` that are zero but for their high bit, as their high bits; exact.
 #[inline(always)]
 const fn zero_lanes(word: u64) -> u64 {
-    !(((word & !HIGH) + !HIGH) | word) & HIGH
+    !((word & !HIGH) + !HIGH) & HIGH
 }
 
 /// The number of the lowest lane whose high bit is set in `lanes`.
@@ -105,16 +126,14 @@ pub fn exchange(entry: *mut FlowEntry, from: Control, to: Control) -> bool {
 
 /// Looks a key up.
 #[inline(always)]
-pub fn find<M: FlowMemory>(memory: &M, key: &FlowKey, hash: Hash) -> Option<Found> {
-    match find_in(memory, key, hash.buckets[0], hash.tag) {
-        None => find_in(memory, key, hash.buckets[1], hash.tag),
-        found => found,
-    }
+pub fn find<M: FlowMemory>(memory: &M, key: &FlowKey, hash: Hash) -> Found {
+    let found = find_in(memory, key, hash.buckets[0], hash.tag);
+    if found.exists() { found } else { find_in(memory, key, hash.buckets[1], hash.tag) }
 }
 
 #[inline(always)]
-fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Option<Found> {
-    let tags = memory.tags(bucket)?;
+fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Found {
+    let Some(tags) = memory.tags(bucket) else { return Found::NOTHING };
     // SAFETY: tag words are valid and aligned.
     let tags = unsafe { ptr::read_volatile(tags) };
     let mut matches = zero_lanes(tags ^ (u64::from(tag) * LANES));
@@ -124,16 +143,16 @@ fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Op
             break;
         }
         let way = lowest_lane(matches);
-        let entry = entry_of(memory, bucket, way)?;
+        let Some(entry) = entry_of(memory, bucket, way) else { break };
         let control = control_of(entry);
         // SAFETY: entries are valid and aligned. A torn read is found out by the sequence number.
         let stored: [u64; 2] = unsafe { ptr::read_volatile((&raw const (*entry).key).cast()) };
         if stored == wanted && control.is_live() {
-            return Some(Found { entry, index: bucket * WAYS as u32 + way, control });
+            return Found { entry, index: bucket * WAYS as u32 + way, control };
         }
         matches &= matches - 1;
     }
-    None
+    Found::NOTHING
 }
 
 /// Whether what was read of an entry since `found` belongs to one flow.
@@ -174,8 +193,8 @@ pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, ke
             return publish(environment, bucket, way, before, hash.tag, entry);
         }
     }
-    // Full, or another CPU was faster: take the place of the flow that is missed least.
-    let victim = victim(environment, hash, entry.stamp, keep)?;
+    // Full, or another CPU was faster: take the place of a flow that is missed less.
+    let victim = victim(environment, hash, entry.stamp).filter(|index| *index != keep)?;
     let place = entry_at(environment, victim)?;
     let before = control_of(place);
     if before.is_live() {
@@ -247,36 +266,42 @@ fn set_tag<M: FlowMemory>(memory: &M, bucket: u32, way: u32, tag: u8) -> Option<
     Some(())
 }
 
-/// The entry of both buckets that is missed least: expired, closing, half open (the oldest), or an
-/// established one that has been silent for long.
+/// Whom a new flow may replace when both buckets are full: any flow that is not protected, chosen by the new
+/// one's hash; else an established one, if the one that the hash points at has been silent for long.
 #[inline(always)]
-fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32, keep: u32) -> Option<u32> {
-    let mut best = (u64::MAX, NO_TWIN);
-    for candidate in 0..2 * WAYS as u32 {
-        let bucket = hash.buckets[usize::from(candidate >= WAYS as u32)];
-        let way = candidate & 7;
-        let place = entry_of(memory, bucket, way)?;
-        let control = control_of(place);
-        // SAFETY: entries are valid and aligned.
-        let entry = unsafe { &*place };
-        let silence = now.wrapping_sub(entry.stamp);
-        let silence = if silence as i32 > 0 { silence } else { 0 };
-        let class = match control.state() {
-            FlowState::Free => 0,
-            FlowState::Busy => continue,
-            _ if entry.is_expired(now) => 1,
-            FlowState::Closing => 2,
-            FlowState::HalfOpen => 3,
-            FlowState::Established if silence > PROTECTED => 4,
-            FlowState::Established => continue,
-        };
-        let index = bucket * WAYS as u32 + way;
-        let rank = (class << 32) | u64::from(u32::MAX - silence);
-        if rank < best.0 && index != keep {
-            best = (rank, index);
-        }
+fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
+    let lot = hash.lot;
+    let mut bucket = hash.buckets[0];
+    let mut lanes = unprotected_lanes(memory, bucket)?;
+    if lanes == 0 {
+        bucket = hash.buckets[1];
+        lanes = unprotected_lanes(memory, bucket)?;
     }
-    (best.1 != NO_TWIN).then_some(best.1)
+    if lanes == 0 {
+        let place = entry_of(memory, bucket, lot)?;
+        // SAFETY: entries are valid and aligned; one aligned word.
+        let silence = now.wrapping_sub(unsafe { ptr::read_volatile(&raw const (*place).stamp) });
+        let is_idle = silence as i32 > PROTECTED as i32;
+        return is_idle.then_some(bucket * WAYS as u32 + (lot & 7));
+    }
+    let from_lot = lanes & (u64::MAX << (lot * 8));
+    Some(bucket * WAYS as u32 + lowest_lane(if from_lot == 0 { lanes } else { from_lot }))
+}
+
+#[inline(always)]
+fn unprotected_lanes<M: FlowMemory>(memory: &M, bucket: u32) -> Option<u64> {
+    // SAFETY: tag words are valid and aligned.
+    Some(!unsafe { ptr::read_volatile(memory.tags(bucket)?) } & HIGH)
+}
+
+/// Protects a flow's entry from being replaced, or no longer.
+#[inline(always)]
+pub fn protect<M: FlowMemory>(memory: &M, index: u32, is_protected: bool) {
+    let Some(tags) = memory.tags(index / WAYS as u32) else { return };
+    let lane = PROTECTION << (u64::from(index & 7) * 8);
+    // SAFETY: tag words are valid and aligned. An entry that has gone to another flow meanwhile is protected, or
+    // not, until that flow's state changes: no harm.
+    unsafe { if is_protected { atomic::set_bits(tags, lane) } else { atomic::clear_bits(tags, lane) } };
 }
 
 /// Takes a flow out of the table: both its entries, and its share of the active count.

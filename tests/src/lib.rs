@@ -9,6 +9,7 @@ pub mod packet;
 pub mod ping;
 pub mod poll;
 pub mod process;
+pub mod program;
 pub mod socket;
 pub mod topology;
 pub mod veth;

@@ -1,0 +1,82 @@
+//! The controller's part in the flow table: expiring what has been silent for too long, without a system call.
+
+use std::sync::atomic::Ordering;
+
+use balancer_common::{BackendId, Control, FlowEntry, FlowState, NO_TWIN, WAYS, flags};
+
+use super::Datapath;
+
+/// What a slice of the sweep found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// For each flow that was expired while it counted as active: its backend.
+    pub closed: Vec<BackendId>,
+    /// Where the next slice starts.
+    pub next: usize,
+}
+
+impl Datapath {
+    /// Looks at `count` entries from index `start` on, going round at the end, and frees flows of which neither
+    /// direction has been used within its timeout at the stamp `now`.
+    pub fn sweep(&self, start: usize, count: usize, now: u32) -> Sweep {
+        let length = self.flows.len();
+        let mut sweep = Sweep::default();
+        let mut index = start % length.max(1);
+        for _ in 0..count.min(length) {
+            self.expire(index, now, &mut sweep.closed);
+            index = (index + 1) % length;
+        }
+        sweep.next = index;
+        sweep
+    }
+
+    /// How many entries the flow table has: two for each flow.
+    pub fn flow_entries(&self) -> usize {
+        self.flows.len()
+    }
+
+    fn expire(&self, index: usize, now: u32, closed: &mut Vec<BackendId>) {
+        let Some((control, entry)) = self.live_entry(index) else { return };
+        if !entry.is_expired(now) {
+            return;
+        }
+        let twin = (entry.twin != NO_TWIN)
+            .then_some(entry.twin as usize)
+            .filter(|twin| *twin < self.flows.len())
+            .and_then(|twin| Some((twin, self.live_entry(twin)?)))
+            .filter(|(_, (_, other))| other.twin as usize == index);
+        if let Some((_, (_, other))) = &twin
+            && !other.is_expired(now)
+        {
+            return;
+        }
+        self.free(index, control, &entry, closed);
+        if let Some((index, (control, entry))) = twin {
+            self.free(index, control, &entry, closed);
+        }
+    }
+
+    fn live_entry(&self, index: usize) -> Option<(Control, FlowEntry)> {
+        let before = Control(self.flows.control(index).load(Ordering::Acquire));
+        if !before.is_live() {
+            return None;
+        }
+        let entry = self.flows.snapshot(index);
+        let after = Control(self.flows.control(index).load(Ordering::Acquire));
+        (before.sequence() == after.sequence()).then_some((after, entry))
+    }
+
+    /// Frees an entry as the program does: claimed, then without a tag, then free.
+    fn free(&self, index: usize, control: Control, entry: &FlowEntry, closed: &mut Vec<BackendId>) {
+        let word = self.flows.control(index);
+        let busy = Control::new(FlowState::Busy, 0, control.sequence());
+        if word.compare_exchange(control.0, busy.0, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        self.flow_tags.clear_tag(index / WAYS, index % WAYS);
+        word.store(Control::new(FlowState::Free, 0, control.sequence()).0, Ordering::Release);
+        if control.flags() & flags::ACTIVE != 0 {
+            closed.push(entry.backend);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The kernel side: the only module that knows aya. It loads the program, attaches it, and gives typed access to
+//! its maps; it decides nothing.
+
+mod attachment;
+mod batch;
+mod flows;
+mod memory;
+
+use std::{io, os::fd::AsFd, sync::atomic::Ordering};
+
+use anyhow::{Context as _, Result, anyhow};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, DevMap, HashMap, Map, MapData},
+    programs::{ProgramError, TestRun, TestRunOptions, Xdp},
+};
+use balancer_common::{
+    Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, Ring, RingWord, Service,
+    ServiceId, ServiceKey, names,
+};
+
+pub use attachment::{AttachError, Attached, detach_pins};
+use batch::PerCpuArray;
+pub use flows::Sweep;
+use memory::SharedArray;
+
+/// The program, compiled by `cargo xtask build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("BALANCER_EBPF_OBJECT"));
+
+/// Entries of the flow table for each flow that must fit: two directions, filled to 70 %.
+const ENTRIES_PER_100_FLOWS: u64 = 286;
+
+/// How many lines of the verifier's log an error shows.
+const VERIFIER_LOG_TAIL: usize = 20;
+
+/// How large the maps are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Flows that fit into the flow table.
+    pub flows: u32,
+    /// Services.
+    pub services: u32,
+    /// Backends of all services together.
+    pub backends: u32,
+}
+
+impl Sizes {
+    /// Buckets of the flow table.
+    pub fn buckets(self) -> u32 {
+        let entries = u64::from(self.flows) * ENTRIES_PER_100_FLOWS / 100;
+        // At most 2^28 by the flow hash; `Sizes::flows` is bounded far below by the configuration.
+        (entries / balancer_common::WAYS as u64 + 1).min(1 << 28) as u32
+    }
+}
+
+/// The loaded program and its maps.
+pub struct Datapath {
+    ebpf: Ebpf,
+    services: HashMap<MapData, [u8; 8], [u8; 8]>,
+    addresses: HashMap<MapData, [u8; 4], u32>,
+    backends: Array<MapData, [u8; 8]>,
+    ports: HashMap<MapData, u32, u32>,
+    egress: DevMap<MapData>,
+    counters: PerCpuArray<BackendCounters>,
+    drops: PerCpuArray<u64>,
+    rings: SharedArray<Ring>,
+    ring_words: SharedArray<u64>,
+    next_hops: SharedArray<NextHop>,
+    flow_tags: SharedArray<u64>,
+    flows: SharedArray<FlowEntry>,
+}
+
+impl Datapath {
+    /// Loads the program with maps of these sizes. Nothing is attached or pinned.
+    ///
+    /// Needs CAP_BPF and CAP_NET_ADMIN, or root, and Linux 5.18.
+    pub fn load(sizes: Sizes, log_refusals: bool) -> Result<Datapath> {
+        let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
+        let buckets = sizes.buckets();
+        let log_refusals = u32::from(log_refusals);
+        let mut ebpf = EbpfLoader::new()
+            .override_global(names::HASH_SEED, &seed, true)
+            .override_global(names::BUCKETS, &buckets, true)
+            .override_global(names::LOG_REFUSALS, &log_refusals, true)
+            .map_max_entries(names::FLOW_TAGS, buckets)
+            .map_max_entries(names::FLOWS, buckets)
+            .map_max_entries(names::SERVICES, sizes.services)
+            .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends)
+            .map_max_entries(names::RINGS, sizes.services)
+            .map_max_entries(names::RING_WORDS, sizes.services)
+            .map_max_entries(names::BACKENDS, sizes.backends)
+            .map_max_entries(names::COUNTERS, sizes.backends)
+            .map_max_entries(names::NEXT_HOPS, MAX_PORTS + sizes.backends)
+            .load(OBJECT)
+            .map_err(explain_load)?;
+        let program: &mut Xdp = ebpf
+            .program_mut(names::PROGRAM)
+            .ok_or_else(|| anyhow!("the object file has no program `{}`", names::PROGRAM))?
+            .try_into()?;
+        program.load().map_err(explain_program)?;
+
+        let entries = buckets * balancer_common::WAYS as u32;
+        Ok(Datapath {
+            services: HashMap::try_from(take(&mut ebpf, names::SERVICES)?)?,
+            addresses: HashMap::try_from(take(&mut ebpf, names::ADDRESSES)?)?,
+            backends: Array::try_from(take(&mut ebpf, names::BACKENDS)?)?,
+            ports: HashMap::try_from(take(&mut ebpf, names::PORTS)?)?,
+            egress: DevMap::try_from(take(&mut ebpf, names::EGRESS)?)?,
+            counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
+            drops: PerCpuArray::new(data(take(&mut ebpf, names::DROPS)?)?, Reason::ALL.len() as u32)?,
+            rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
+            ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
+            next_hops: shared(&mut ebpf, names::NEXT_HOPS, MAX_PORTS + sizes.backends)?,
+            flow_tags: shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
+            flows: shared(&mut ebpf, names::FLOWS, entries)?,
+            ebpf,
+        })
+    }
+
+    /// Joins the program's log lines to the daemon's own, at the levels that the logger is set to.
+    pub fn log(&mut self) -> Result<aya_log::EbpfLogger<&'static dyn tracing_log::log::Log>> {
+        aya_log::EbpfLogger::init(&mut self.ebpf).context("read the log ring of the XDP program")
+    }
+
+    /// Runs the program on `frame` as if it had come in by interface `ifindex`; returns the verdict
+    /// (`XDP_PASS`, …) and the frame as it left (Linux 5.18; for tests and benchmarks).
+    pub fn test_run(&self, frame: &[u8], ifindex: u32) -> Result<(u32, Vec<u8>)> {
+        let program: &Xdp = self
+            .ebpf
+            .program(names::PROGRAM)
+            .ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?
+            .try_into()?;
+        // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let context: [u32; 6] = [0, frame.len() as u32, 0, ifindex, 0, 0];
+        let mut output = vec![0; frame.len() + 256];
+        let result = program
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut output),
+                ctx_in: Some(bytemuck::bytes_of(&context)),
+                ..TestRunOptions::default()
+            })
+            .context("run the XDP program on a test frame")?;
+        output.truncate(result.data_size_out as usize);
+        Ok((result.return_value, output))
+    }
+
+    /// How many instructions the verifier followed to accept the program (Linux 5.16).
+    pub fn verified_instructions(&self) -> Result<u32> {
+        let program: &Xdp = self
+            .ebpf
+            .program(names::PROGRAM)
+            .ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?
+            .try_into()?;
+        program.info()?.verified_instruction_count().ok_or_else(|| anyhow!("this kernel does not say"))
+    }
+
+    /// Makes a service known, or changes it.
+    pub fn set_service(&mut self, key: &ServiceKey, service: &Service) -> Result<()> {
+        self.services.insert(
+            bytemuck::cast::<_, [u8; 8]>(*key),
+            bytemuck::cast::<_, [u8; 8]>(*service),
+            0,
+        )?;
+        Ok(())
+    }
+
+    /// Sets the roles (`role::*`) of an address.
+    pub fn set_roles(&mut self, address: [u8; 4], roles: u32) -> Result<()> {
+        self.addresses.insert(address, roles, 0)?;
+        Ok(())
+    }
+
+    /// Writes a backend into its slot.
+    pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 8]>(*backend), 0)?;
+        Ok(())
+    }
+
+    /// Makes interface `ifindex` port number `port`.
+    pub fn set_port(&mut self, port: u16, ifindex: u32) -> Result<()> {
+        self.egress.set(u32::from(port), ifindex, None, 0)?;
+        self.ports.insert(ifindex, u32::from(port), 0)?;
+        Ok(())
+    }
+
+    /// Writes a next hop: three words, each atomically. The packet that passes meanwhile sees a mixture at worst.
+    pub fn set_next_hop(&mut self, index: u32, hop: &NextHop) {
+        self.next_hops.store_words(index as usize, hop);
+    }
+
+    /// The word that steers a service's ring.
+    pub fn ring_word(&self, service: ServiceId) -> RingWord {
+        RingWord(self.ring_words.word(usize::from(service)).load(Ordering::Acquire))
+    }
+
+    /// Writes `slots` into the half of the ring that is not in use, and switches to it if no flow has taken a
+    /// slot since `expected` was read, or at once if `expected` is `None`.
+    ///
+    /// Returns the word that was replaced; as the error, the word that did not match.
+    pub fn switch_ring(
+        &mut self,
+        service: ServiceId,
+        slots: &[BackendId],
+        expected: Option<RingWord>,
+    ) -> Result<RingWord, RingWord> {
+        let current = self.ring_word(service);
+        let half = 1 - current.half();
+        self.rings.store_half(usize::from(service), half, slots);
+        let new = RingWord::new(half, slots.len());
+        let word = self.ring_words.word(usize::from(service));
+        match expected {
+            None => Ok(RingWord(word.swap(new.0, Ordering::AcqRel))),
+            Some(expected) => word
+                .compare_exchange(expected.0, new.0, Ordering::AcqRel, Ordering::Acquire)
+                .map(RingWord)
+                .map_err(RingWord),
+        }
+    }
+
+    /// Reads the counters of the first `backends` slots in one batch: for each slot, one value per CPU.
+    pub fn read_counters(&mut self, backends: usize) -> Result<&[BackendCounters]> {
+        self.counters.read(backends).context("read the backends' counters")
+    }
+
+    /// How many values `read_counters` gives for each slot.
+    pub fn cpus(&self) -> usize {
+        self.counters.cpus()
+    }
+
+    /// Refused packets by reason, summed over the CPUs.
+    pub fn read_drops(&mut self) -> Result<[u64; Reason::ALL.len()]> {
+        let cpus = self.drops.cpus();
+        let values = self.drops.read(Reason::ALL.len()).context("read the refused packets' counters")?;
+        let mut sums = [0u64; Reason::ALL.len()];
+        for (sum, per_cpu) in sums.iter_mut().zip(values.chunks(cpus)) {
+            *sum = per_cpu.iter().fold(0, |sum, value| sum.wrapping_add(*value));
+        }
+        Ok(sums)
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
+    ebpf.take_map(name).ok_or_else(|| anyhow!("the object file has no map `{name}`"))
+}
+
+fn data(map: Map) -> Result<MapData> {
+    match map {
+        Map::Array(data) | Map::PerCpuArray(data) => Ok(data),
+        _ => Err(anyhow!("a map of the object file is not an array")),
+    }
+}
+
+fn shared<T: bytemuck::Pod>(ebpf: &mut Ebpf, name: &str, length: u32) -> Result<SharedArray<T>> {
+    let map = data(take(ebpf, name)?)?;
+    SharedArray::map(map.fd().as_fd(), length as usize).with_context(|| format!("map the memory of `{name}`"))
+}
+
+fn random_seed() -> io::Result<[u64; 2]> {
+    let mut seed = [0u64; 2];
+    let bytes = bytemuck::bytes_of_mut(&mut seed);
+    // SAFETY: the pointer and length are those of `seed`.
+    let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if filled == bytes.len() as isize { Ok(seed) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What to do when the kernel refuses the maps or the program.
+fn explain_load(error: aya::EbpfError) -> anyhow::Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    let mut code = None;
+    while let Some(inner) = source {
+        if let Some(io) = inner.downcast_ref::<io::Error>() {
+            code = io.raw_os_error();
+        }
+        source = inner.source();
+    }
+    explain(anyhow::Error::new(error), code).context("create the BPF maps")
+}
+
+fn explain_program(error: ProgramError) -> anyhow::Error {
+    match error {
+        ProgramError::LoadError { io_error, verifier_log } => {
+            let code = io_error.raw_os_error();
+            let log = verifier_log.to_string();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines.get(lines.len().saturating_sub(VERIFIER_LOG_TAIL)..).unwrap_or_default();
+            let message = if tail.is_empty() {
+                anyhow!("the kernel answered: {io_error}")
+            } else {
+                anyhow!("the kernel answered: {io_error}; the verifier's log ends:\n  {}", tail.join("\n  "))
+            };
+            explain(message, code).context("load the XDP program")
+        }
+        other => anyhow::Error::new(other).context("load the XDP program"),
+    }
+}
+
+fn explain(error: anyhow::Error, code: Option<i32>) -> anyhow::Error {
+    match code {
+        Some(libc::EPERM | libc::EACCES) => error.context(
+            "not permitted: run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (kernels before 5.11 also \
+             limit locked memory: raise `ulimit -l`)",
+        ),
+        Some(libc::ENOMEM) => error.context("not enough memory: lower max-flows, or raise the memory limit of the control group"),
+        Some(libc::ENOSYS) => error.context("this kernel has no bpf(2): Linux 5.18 or newer is needed"),
+        _ => error,
+    }
+}

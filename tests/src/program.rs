@@ -1,0 +1,170 @@
+//! The XDP program under BPF_PROG_TEST_RUN: one frame in, the verdict, the frame out and the counters read.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result};
+use balancer_common::{
+    Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, role,
+};
+use balancer_user::datapath::{Datapath, Sizes};
+
+/// The loopback interface, which every network namespace has: test frames come in by it.
+const INGRESS: u32 = 1;
+/// An interface index that is not the ingress: frames for it are redirected.
+const ELSEWHERE: u32 = 4_000_000;
+
+/// MAC of the balancer's client side.
+pub const CLIENT_SIDE: [u8; 6] = [2, 0, 0, 0, 1, 1];
+/// MAC of the balancer's backend side.
+pub const BACKEND_SIDE: [u8; 6] = [2, 0, 0, 0, 2, 1];
+/// MAC of the client.
+pub const CLIENT: [u8; 6] = [2, 0, 0, 0, 1, 10];
+/// The virtual address.
+pub const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+/// The port of the services at the virtual address, TCP and UDP.
+pub const VIP_PORT: u16 = 80;
+/// The port of the backends.
+pub const BACKEND_PORT: u16 = 8080;
+/// What the kernel calls the verdicts (`enum xdp_action`).
+pub mod verdict {
+    /// XDP_DROP
+    pub const DROP: u32 = 1;
+    /// XDP_PASS
+    pub const PASS: u32 = 2;
+    /// XDP_TX
+    pub const TX: u32 = 3;
+    /// XDP_REDIRECT
+    pub const REDIRECT: u32 = 4;
+}
+
+/// MAC of a backend.
+pub const fn backend_mac(id: BackendId) -> [u8; 6] {
+    [2, 0, 0, 0, 2, 11 + id as u8]
+}
+
+/// Address of a backend: 10.0.2.11 and on.
+pub const fn backend_address(id: BackendId) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 2, 11 + id as u8)
+}
+
+/// A freshly loaded program that serves `VIP`:80, TCP (service 0) and UDP (service 1), by the same backends at
+/// port 8080, reached through another interface than the clients.
+pub struct Program {
+    /// The loaded program.
+    pub datapath: Datapath,
+    backends: BackendId,
+}
+
+impl Program {
+    /// Loads the program with so many backends, all in both rings once.
+    pub fn new(backends: BackendId) -> Result<Program> {
+        Program::with_flows(backends, 4096)
+    }
+
+    /// As `new`, with room for so many flows.
+    pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
+        let sizes = Sizes { flows, services: 4, backends: 16 };
+        let mut datapath = Datapath::load(sizes, false)?;
+        for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
+            let key =
+                ServiceKey { address: VIP.octets(), port: VIP_PORT.to_be_bytes(), protocol, reserved: 0 };
+            let service = Service {
+                id: id as u16,
+                idle_timeout: if protocol == TCP { 26_822 } else { 447 },
+                half_open_timeout: 112,
+                closing_timeout: 112,
+            };
+            datapath.set_service(&key, &service)?;
+        }
+        datapath.set_roles(VIP.octets(), role::SERVICE)?;
+        for id in 0..backends {
+            let address = SocketAddrV4::new(backend_address(id), BACKEND_PORT);
+            datapath.set_backend(
+                id,
+                &Backend {
+                    address: address.ip().octets(),
+                    port: address.port().to_be_bytes(),
+                    generation: 1,
+                },
+            )?;
+            datapath.set_roles(address.ip().octets(), role::BACKEND)?;
+        }
+        datapath.set_port(0, INGRESS)?;
+        let mut program = Program { datapath, backends };
+        program.set_port_hop(0, INGRESS, 1500);
+        for id in 0..backends {
+            program.set_hop(id, ELSEWHERE, 1500);
+        }
+        let ring: Vec<BackendId> = (0..backends).collect();
+        for service in 0..2 {
+            program.set_ring(service, &ring)?;
+        }
+        Ok(program)
+    }
+
+    /// Leads to a backend through interface `ifindex` of this MTU; 0 = there is no neighbour.
+    pub fn set_hop(&mut self, id: BackendId, ifindex: u32, mtu: u16) {
+        let hop = NextHop {
+            neighbour: backend_mac(id),
+            port: 0,
+            source: BACKEND_SIDE,
+            mtu,
+            ifindex,
+            unusable: if mtu == 0 { Reason::NoNeighbour as u32 } else { 0 },
+        };
+        self.datapath.set_next_hop(MAX_PORTS + u32::from(id), &hop);
+    }
+
+    /// Describes the interface that is port `port`.
+    pub fn set_port_hop(&mut self, port: u16, ifindex: u32, mtu: u16) {
+        let hop = NextHop { neighbour: [0; 6], port, source: CLIENT_SIDE, mtu, ifindex, unusable: 0 };
+        self.datapath.set_next_hop(u32::from(port), &hop);
+    }
+
+    /// Puts a ring into use.
+    pub fn set_ring(&mut self, service: u16, slots: &[BackendId]) -> Result<()> {
+        self.datapath
+            .switch_ring(service, slots, None)
+            .map(drop)
+            .map_err(|_| anyhow::anyhow!("the ring could not be switched"))
+    }
+
+    /// Sends a frame in; returns the verdict and the frame as it left.
+    pub fn run(&self, frame: &[u8]) -> Result<(u32, Vec<u8>)> {
+        self.datapath.test_run(frame, INGRESS)
+    }
+
+    /// Sends an IP packet from the client in.
+    pub fn from_client(&self, packet: &[u8]) -> Result<(u32, Vec<u8>)> {
+        self.run(&super::packet::ethernet(CLIENT_SIDE, CLIENT, packet))
+    }
+
+    /// Sends an IP packet from a backend in.
+    pub fn from_backend(&self, id: BackendId, packet: &[u8]) -> Result<(u32, Vec<u8>)> {
+        self.run(&super::packet::ethernet(BACKEND_SIDE, backend_mac(id), packet))
+    }
+
+    /// The counters of each backend, summed over the CPUs.
+    pub fn counters(&mut self) -> Result<Vec<BackendCounters>> {
+        let cpus = self.datapath.cpus();
+        let backends = usize::from(self.backends);
+        let values = self.datapath.read_counters(backends).context("read the counters")?;
+        let add = |sum: BackendCounters, cpu: &BackendCounters| BackendCounters {
+            request: add_traffic(sum.request, cpu.request),
+            reply: add_traffic(sum.reply, cpu.reply),
+            opened: sum.opened + cpu.opened,
+            closed: sum.closed + cpu.closed,
+        };
+        Ok(values.chunks(cpus).map(|per_cpu| per_cpu.iter().fold(BackendCounters::default(), add)).collect())
+    }
+
+    /// The reasons that were counted, with how often.
+    pub fn drops(&mut self) -> Result<Vec<(Reason, u64)>> {
+        let counts = self.datapath.read_drops()?;
+        Ok(Reason::ALL.into_iter().zip(counts).filter(|(_, count)| *count != 0).collect())
+    }
+}
+
+fn add_traffic(a: balancer_common::Traffic, b: balancer_common::Traffic) -> balancer_common::Traffic {
+    balancer_common::Traffic { packets: a.packets + b.packets, bytes: a.bytes + b.bytes }
+}
