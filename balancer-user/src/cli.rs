@@ -102,11 +102,11 @@ impl Cli {
     /// [`Faults`](crate::config::Faults) when a configuration is wrong; anything else is a failure.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.verb {
-            Verb::Run(_) => anyhow::bail!("this build can't run a balancer yet"),
+            Verb::Run(ConfigFile { config }) => commands::run::run(&config),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
-            Verb::Detach(_) => anyhow::bail!("this build can't detach yet"),
+            Verb::Detach(args) => commands::detach::run(&args),
         }
     }
 }

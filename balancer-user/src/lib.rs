@@ -1,15 +1,20 @@
 //! The controller: reads what the XDP program counted, chooses, and writes the selection rings.
 
 pub mod api;
+pub mod attach;
 pub mod balance;
 pub mod cli;
 pub mod clock;
 pub mod commands;
 pub mod config;
+pub mod controller;
 pub mod cost;
 pub mod datapath;
+pub mod instance;
 pub mod load;
 pub mod method;
+pub mod netlink;
+pub mod network;
 pub mod rotation;
 pub mod schedule;
 pub mod simulate;

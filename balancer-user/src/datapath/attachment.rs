@@ -1,6 +1,7 @@
 //! Attaching the program to interfaces, by links that are pinned.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -55,6 +56,8 @@ pub enum Attached {
     Held(FdLink),
     /// The link lives on at its pin.
     Pinned(PinnedLink),
+    /// As `Pinned`, by an earlier process.
+    Replaced(FdLink),
 }
 
 impl Datapath {
@@ -83,7 +86,7 @@ impl Datapath {
         let id = program
             .attach_to_link(link)
             .with_context(|| format!("replace the program behind {}", pin.display()))?;
-        take_link(program, id).map(Attached::Held)
+        take_link(program, id).map(Attached::Replaced)
     }
 }
 
@@ -101,62 +104,95 @@ fn into_attach_error(error: ProgramError) -> AttachError {
 }
 
 impl Attached {
-    /// Pins the link, so that it outlives the process.
-    pub fn pin(self, pin: &Path) -> Result<Attached> {
-        match self {
-            Attached::Held(link) => Ok(Attached::Pinned(
-                link.pin(pin).with_context(|| format!("pin the link at {}", pin.display()))?,
-            )),
-            pinned => Ok(pinned),
+    /// Pins the link below `pin_path`, so that it outlives the process. What is pinned already stays so.
+    pub fn pin(self, pin_path: &Path, interface: &str) -> Result<Attached> {
+        let Attached::Held(link) = self else { return Ok(self) };
+        let directory = links_directory(pin_path);
+        fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+        let pin = directory.join(interface);
+        // A pin of an interface that is gone leads nowhere.
+        match fs::remove_file(&pin) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("remove {}", pin.display()));
+            }
+            _ => {}
         }
+        link.pin(&pin).with_context(|| format!("pin at {}", pin.display())).map(Attached::Pinned)
+    }
+}
+
+/// The links that an earlier balancer has pinned.
+#[derive(Debug, Default)]
+pub struct PinnedLinks(BTreeMap<String, Pin>);
+
+/// A pinned link.
+#[derive(Debug)]
+pub struct Pin {
+    /// Where it is pinned.
+    pub path: PathBuf,
+    /// The id of the program behind it.
+    pub program: u32,
+}
+
+impl PinnedLinks {
+    /// Reads the links below `pin_path`; none if there is no such directory.
+    pub fn read(pin_path: &Path) -> Result<PinnedLinks> {
+        let directory = links_directory(pin_path);
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(PinnedLinks::default()),
+            entries => entries.with_context(|| format!("read {}", directory.display()))?,
+        };
+        let mut links = BTreeMap::new();
+        for entry in entries {
+            let path = entry.with_context(|| format!("read {}", directory.display()))?.path();
+            let link = PinnedLink::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
+            let link: FdLink = link.into();
+            let program = link.info().with_context(|| format!("look at {}", path.display()))?.program_id();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            links.insert(name, Pin { path, program });
+        }
+        Ok(PinnedLinks(links))
+    }
+
+    /// Takes the link of an interface out.
+    pub fn take(&mut self, interface: &str) -> Option<Pin> {
+        self.0.remove(interface)
+    }
+
+    /// Puts it back.
+    pub fn put_back(&mut self, interface: &str, pin: Pin) {
+        self.0.insert(interface.to_owned(), pin);
+    }
+
+    /// The names of the interfaces.
+    pub fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
     }
 }
 
 /// Removes the pinned links below `pin_path`, and with them the program from its interfaces; of `interfaces` only,
-/// or of all when that is empty. Returns what was removed, by interface name.
+/// or of all when that is empty. Returns whose were removed.
 pub fn detach_pins(pin_path: &Path, interfaces: &[String]) -> Result<Vec<String>> {
     let mut removed = Vec::new();
-    for (name, pin) in pinned_links(pin_path)? {
-        if !interfaces.is_empty() && !interfaces.contains(&name) {
-            continue;
+    for (name, pin) in PinnedLinks::read(pin_path)?.0 {
+        if interfaces.is_empty() || interfaces.contains(&name) {
+            fs::remove_file(&pin.path).with_context(|| format!("remove {}", pin.path.display()))?;
+            removed.push(name);
         }
-        let link = PinnedLink::from_pin(&pin).with_context(|| format!("open {}", pin.display()))?;
-        link.unpin().with_context(|| format!("remove {}", pin.display()))?;
-        removed.push(name);
     }
-    for directory in [links_directory(pin_path), pin_path.to_owned()] {
-        match fs::remove_dir(&directory) {
-            Ok(()) => {}
+    for directory in [&links_directory(pin_path), pin_path] {
+        match fs::remove_dir(directory) {
             Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {}
-            Err(error) => return Err(error).with_context(|| format!("remove {}", directory.display())),
+                if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) =>
+            {
+                return Err(error).with_context(|| format!("remove {}", directory.display()));
+            }
+            _ => {}
         }
     }
     Ok(removed)
 }
 
-/// Where the link of an interface is pinned.
-pub fn link_pin(pin_path: &Path, interface: &str) -> PathBuf {
-    links_directory(pin_path).join(interface)
-}
-
-/// The directory of the pinned links.
-pub fn links_directory(pin_path: &Path) -> PathBuf {
+fn links_directory(pin_path: &Path) -> PathBuf {
     pin_path.join("links")
-}
-
-/// The pinned links below `pin_path`, with the names of their interfaces.
-pub fn pinned_links(pin_path: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let directory = links_directory(pin_path);
-    let entries = match fs::read_dir(&directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| format!("read {}", directory.display()))?,
-    };
-    let mut links = Vec::new();
-    for entry in entries {
-        let entry = entry.with_context(|| format!("read {}", directory.display()))?;
-        links.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
-    }
-    links.sort();
-    Ok(links)
 }

@@ -11,28 +11,29 @@ use super::Datapath;
 pub struct Sweep {
     /// For each flow that was expired while it counted as active: its backend.
     pub closed: Vec<BackendId>,
-    /// Where the next slice starts.
+    /// The bucket that the next slice starts at.
     pub next: usize,
 }
 
 impl Datapath {
-    /// Looks at `count` entries from index `start` on, going round at the end, and frees flows of which neither
-    /// direction has been used within its timeout at the stamp `now`.
-    pub fn sweep(&self, start: usize, count: usize, now: u32) -> Sweep {
-        let length = self.flows.len();
-        let mut sweep = Sweep::default();
-        let mut index = start % length.max(1);
-        for _ in 0..count.min(length) {
-            self.expire(index, now, &mut sweep.closed);
-            index = (index + 1) % length;
-        }
-        sweep.next = index;
-        sweep
+    /// How many buckets the flow table has.
+    pub fn buckets(&self) -> usize {
+        self.flow_tags.len()
     }
 
-    /// How many entries the flow table has: two for each flow.
-    pub fn flow_entries(&self) -> usize {
-        self.flows.len()
+    /// Looks at `count` buckets from `start` on, going round at the end, and frees flows of which neither direction
+    /// has been used within its timeout at the stamp `now`. Empty ways cost nothing: their tags say so.
+    pub fn sweep(&self, start: usize, count: usize, now: u32) -> Sweep {
+        let buckets = self.buckets();
+        let mut sweep = Sweep { next: start % buckets, ..Sweep::default() };
+        for _ in 0..count.min(buckets) {
+            let tags = self.flow_tags.word(sweep.next).load(Ordering::Acquire).to_le_bytes();
+            for (way, _) in tags.iter().enumerate().filter(|(_, tag)| **tag != 0) {
+                self.expire(sweep.next * WAYS + way, now, &mut sweep.closed);
+            }
+            sweep.next = (sweep.next + 1) % buckets;
+        }
+        sweep
     }
 
     fn expire(&self, index: usize, now: u32, closed: &mut Vec<BackendId>) {

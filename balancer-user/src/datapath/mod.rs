@@ -14,12 +14,15 @@ use aya::{
     maps::{Array, DevMap, HashMap, Map, MapData},
     programs::{ProgramError, TestRun, TestRunOptions, Xdp},
 };
+use aya_log::EbpfLogger;
 use balancer_common::{
     Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, Ring, RingWord, Service,
     ServiceId, ServiceKey, names,
 };
 
-pub use attachment::{AttachError, Attached, detach_pins};
+use tokio::io::{Interest, unix::AsyncFd};
+
+pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
 pub use flows::Sweep;
 use memory::SharedArray;
@@ -117,9 +120,19 @@ impl Datapath {
         })
     }
 
-    /// Joins the program's log lines to the daemon's own, at the levels that the logger is set to.
-    pub fn log(&mut self) -> Result<aya_log::EbpfLogger<&'static dyn tracing_log::log::Log>> {
-        aya_log::EbpfLogger::init(&mut self.ebpf).context("read the log ring of the XDP program")
+    /// Joins the program's log lines to the daemon's own, for as long as the future is polled. Must be called within
+    /// a tokio runtime.
+    pub fn follow_log(&mut self) -> Result<impl Future<Output = ()> + use<>> {
+        let logger = EbpfLogger::init(&mut self.ebpf).context("find the log ring of the XDP program")?;
+        // SAFETY: the logger owns its descriptor and always gives the same one, as long as it lives.
+        let mut lines = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }
+            .context("wait for the log lines of the XDP program")?;
+        Ok(async move {
+            while let Ok(mut ready) = lines.readable_mut().await {
+                ready.get_inner_mut().flush();
+                ready.clear_ready();
+            }
+        })
     }
 
     /// Runs the program on `frame` as if it had come in by interface `ifindex`; returns the verdict

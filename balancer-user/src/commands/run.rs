@@ -1,0 +1,144 @@
+//! `balancer run`: from the configuration to the program on its interfaces, and the loop that steers it.
+
+use std::{io::IsTerminal as _, path::Path, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    api::{Server, Status},
+    attach::{self, Interfaces},
+    clock::Monotonic,
+    config::{Config, Daemon},
+    controller::Controller,
+    datapath::{Datapath, Sizes},
+    instance::Instance,
+    netlink::Netlink,
+};
+
+/// How long the start waits for the backends' link-layer addresses.
+const NEIGHBOURS_AT_START: Duration = Duration::from_millis(500);
+/// The least time between two publications of the status.
+const STATUS_PERIOD: Duration = Duration::from_millis(200);
+
+/// Runs the balancer until SIGINT or SIGTERM.
+pub fn run(file: &Path) -> Result<ExitCode> {
+    let config = Config::load(file)?;
+    start_log()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the event loop")?;
+    runtime.block_on(balance(config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Log lines go to stderr, those of the XDP program (target `balancer_program`) among them; `RUST_LOG` sets what is
+/// logged, `info` unless set.
+fn start_log() -> Result<()> {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init()
+        .map_err(|error| anyhow!("start logging: {error}"))?;
+    tracing_log::LogTracer::init().context("join the program's log lines to the log")
+}
+
+async fn balance(config: Config) -> Result<()> {
+    let daemon = config.daemon.clone();
+    let _instance = Instance::claim(&daemon)?;
+    let netlink = Netlink::open()?;
+    let interfaces = Interfaces::examine(&daemon, &netlink.read(&[]).await?)?;
+    let server = Server::bind(&daemon.socket).await?;
+
+    let mut controller = load(config)?;
+    let addresses = controller.backend_addresses();
+    let network = first_network(&netlink, &addresses).await?;
+    controller.set_network(Monotonic::now(), &network)?;
+    // The rings are written before the first packet comes.
+    controller.tick(Monotonic::now())?;
+    let attachments = attach::attach(controller.datapath_mut(), &interfaces, &daemon)?;
+    controller.set_interfaces(attachments.mode);
+    tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
+
+    let (to_controller, from_kernel) = watch::channel(network);
+    let (publish, published) = watch::channel(Arc::new(controller.status(Monotonic::now())?));
+    let serve = server.serve(published, std::future::pending());
+    tokio::select! {
+        result = steer(&daemon, &mut controller, from_kernel, &publish) => result,
+        result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
+        result = serve => result,
+    }
+}
+
+fn load(config: Config) -> Result<Controller> {
+    let sizes = Sizes {
+        flows: config.daemon.max_flows,
+        services: config.daemon.max_services,
+        backends: config.daemon.max_backends,
+    };
+    let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
+    let mut datapath = Datapath::load(sizes, log_refusals)?;
+    if log_refusals {
+        tokio::spawn(datapath.follow_log()?);
+    }
+    Controller::new(datapath, config, Monotonic::now())
+}
+
+/// The kernel's tables, after a short wait for the neighbours of all backends.
+async fn first_network(
+    netlink: &Netlink,
+    addresses: &[std::net::Ipv4Addr],
+) -> Result<crate::network::Network> {
+    let deadline = Monotonic::now().plus(NEIGHBOURS_AT_START);
+    loop {
+        let network = netlink.read(addresses).await?;
+        if network.unconfirmed(addresses).is_empty() || Monotonic::now() > deadline {
+            return Ok(network);
+        }
+        netlink.confirm(&network, addresses).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn steer(
+    daemon: &Daemon,
+    controller: &mut Controller,
+    mut network: watch::Receiver<crate::network::Network>,
+    publish: &watch::Sender<Arc<Status>>,
+) -> Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut tick = interval(daemon.tick);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut shown = Monotonic::now();
+    loop {
+        tokio::select! {
+            biased;
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            changed = network.changed() => {
+                if changed.is_err() {
+                    bail!("the kernel's routes and neighbours are no longer followed");
+                }
+                let seen = network.borrow_and_update().clone();
+                controller.set_network(Monotonic::now(), &seen)?;
+                controller.tick(Monotonic::now())?;
+            }
+            _ = tick.tick() => {
+                let now = Monotonic::now();
+                controller.tick(now)?;
+                if now.since(shown) >= STATUS_PERIOD.min(daemon.tick) {
+                    shown = now;
+                    publish.send_replace(Arc::new(controller.status(now)?));
+                }
+            }
+        }
+    }
+}

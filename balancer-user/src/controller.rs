@@ -1,0 +1,339 @@
+//! One pass after the other: reads what the program counted, lets each service's `Balance` choose, and writes the
+//! selection rings. It holds the numbers of services and backends in the maps.
+
+use std::{ops::Range, time::Duration};
+
+use anyhow::{Context as _, Result};
+use balancer_common::{
+    Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service, ServiceId,
+    TIMEOUT_SHIFT, Traffic, role,
+};
+use bytemuck::Zeroable as _;
+
+use crate::{
+    api::{AttachedMode, BackendState, BackendStatus, InterfaceStatus, ServiceStatus, Status},
+    balance::{Balance, Member, Observation, Taken},
+    clock::Monotonic,
+    config::{self, Config},
+    datapath::Datapath,
+    network::{Network, port_hop},
+    window::difference,
+};
+
+/// How often a ring is planned again when flows took slots of the old one meanwhile, before it is switched anyway.
+const PLAN_TRIES: usize = 4;
+/// How long one walk over the flow table takes.
+const SWEEP_TIME: Duration = Duration::from_secs(1);
+
+/// The running state: the configuration in numbers, and everything that is learned from the counters.
+pub struct Controller {
+    datapath: Datapath,
+    config: Config,
+    services: Vec<LiveService>,
+    /// By `BackendId`.
+    backends: Vec<LiveBackend>,
+    /// The cells of the counters as last read, `cpus` for each backend.
+    cells: Vec<BackendCounters>,
+    sweep_from: usize,
+    swept: Monotonic,
+    started: Monotonic,
+    selected: Monotonic,
+    interfaces: Vec<InterfaceStatus>,
+}
+
+struct LiveService {
+    id: ServiceId,
+    balance: Balance,
+    /// The ids of its backends, in configured order.
+    ids: Range<usize>,
+}
+
+/// What was counted for a backend since it was added.
+#[derive(Clone, Copy, Debug, Default)]
+struct LiveBackend {
+    traffic: Traffic,
+    opened: u64,
+    closed: u64,
+    is_reachable: bool,
+}
+
+impl Controller {
+    /// Writes services and backends into the maps of a freshly loaded program. Until the first `tick`, no flow is
+    /// taken.
+    pub fn new(mut datapath: Datapath, config: Config, now: Monotonic) -> Result<Controller> {
+        let mut services = Vec::new();
+        let mut backends = Vec::new();
+        for (id, service) in config.services.iter().enumerate() {
+            let id = ServiceId::try_from(id).context("number the services")?;
+            let live = LiveService {
+                id,
+                balance: Balance::new(service.method, config.daemon.window)?,
+                ids: backends.len()..backends.len() + service.backends.len(),
+            };
+            for backend in &service.backends {
+                write_backend(&mut datapath, backends.len(), backend)?;
+                backends.push(LiveBackend::default());
+            }
+            write_service(&mut datapath, id, service, &config.daemon)?;
+            services.push(live);
+        }
+        let cells = vec![BackendCounters::default(); backends.len() * datapath.cpus()];
+        Ok(Controller {
+            datapath,
+            config,
+            services,
+            backends,
+            cells,
+            sweep_from: 0,
+            swept: now,
+            started: now,
+            selected: now,
+            interfaces: Vec::new(),
+        })
+    }
+
+    /// The program, to be attached.
+    pub fn datapath_mut(&mut self) -> &mut Datapath {
+        &mut self.datapath
+    }
+
+    /// Says how the program was attached, in the order of the configured interfaces.
+    pub fn set_interfaces(&mut self, mode: AttachedMode) {
+        self.interfaces = self
+            .config
+            .daemon
+            .interfaces
+            .iter()
+            .map(|name| InterfaceStatus { name: name.to_string(), mode })
+            .collect();
+    }
+
+    /// The addresses of the backends, each once.
+    pub fn backend_addresses(&self) -> Vec<std::net::Ipv4Addr> {
+        let backends = self.config.services.iter().flat_map(|service| &service.backends);
+        let mut addresses: Vec<_> = backends.map(|backend| *backend.address.ip()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
+
+    /// Writes the next hops: one for each interface, one for each backend. A backend that can't be reached takes no
+    /// new flows.
+    pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {
+        let names: Vec<&str> = self.config.daemon.interfaces.iter().map(|name| name.as_str()).collect();
+        for (port, name) in names.iter().enumerate() {
+            let Some(link) = network.link(name) else { continue };
+            let port = u16::try_from(port).context("number the interfaces")?;
+            self.datapath.set_port(port, link.index).with_context(|| format!("set up port {name}"))?;
+            self.datapath
+                .set_next_hop(u32::from(port), &port_hop(link, port).unwrap_or_else(NextHop::zeroed));
+        }
+        let configured = self.config.services.iter().flat_map(|service| &service.backends);
+        for (id, (backend, live)) in configured.zip(&mut self.backends).enumerate() {
+            let hop = network.next_hop(*backend.address.ip(), &names);
+            live.is_reachable = hop.mtu != 0;
+            self.datapath.set_next_hop(MAX_PORTS + id as u32, &hop);
+        }
+        for (live, service) in self.services.iter_mut().zip(&self.config.services) {
+            let members = service.backends.iter().zip(live.ids.clone()).map(|(backend, id)| Member {
+                id: id as BackendId,
+                weight: match self.backends.get(id) {
+                    Some(live) if live.is_reachable => backend.weight.get(),
+                    _ => 0,
+                },
+            });
+            live.balance.set_members(now, &members.collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+
+    /// One pass: counters, windows, rings, and a slice of the flow table.
+    pub fn tick(&mut self, now: Monotonic) -> Result<()> {
+        let mut counted = self.cursors();
+        let mut observations = self.read_counters()?;
+        // A flow that took its slot in between may be counted or not: once more, and mostly it is clear.
+        let again = self.cursors();
+        if again != counted {
+            counted = again;
+            for ((_, sum), (_, more)) in observations.iter_mut().zip(self.read_counters()?) {
+                sum.traffic.packets += more.traffic.packets;
+                sum.traffic.bytes += more.traffic.bytes;
+                sum.opened += more.opened;
+            }
+        }
+        for (service, counted) in self.services.iter_mut().zip(counted) {
+            let own = observations.get(service.ids.clone()).unwrap_or_default();
+            service.balance.observe(now, own);
+            if select(&mut self.datapath, service, now, counted) {
+                self.selected = now;
+            }
+        }
+        self.sweep(now);
+        Ok(())
+    }
+
+    /// How many slots of each service's ring have been taken.
+    fn cursors(&self) -> Vec<u64> {
+        self.services.iter().map(|service| self.datapath.ring_word(service.id).taken()).collect()
+    }
+
+    /// What the counters have grown by since they were last read, by backend.
+    fn read_counters(&mut self) -> Result<Vec<(BackendId, Observation)>> {
+        let cpus = self.datapath.cpus();
+        let cells = self.datapath.read_counters(self.backends.len())?;
+        let mut observations = Vec::with_capacity(self.backends.len());
+        let of_backends = cells.chunks(cpus).zip(self.cells.chunks_mut(cpus)).zip(&mut self.backends);
+        for (id, ((new, old), backend)) in of_backends.enumerate() {
+            let mut observation = Observation::default();
+            for (new, old) in new.iter().zip(old) {
+                let traffic = |old: Traffic, new: Traffic| Traffic {
+                    packets: difference(old.packets, new.packets),
+                    bytes: difference(old.bytes, new.bytes),
+                };
+                for grown in [traffic(old.request, new.request), traffic(old.reply, new.reply)] {
+                    observation.traffic.packets += grown.packets;
+                    observation.traffic.bytes += grown.bytes;
+                }
+                observation.opened += difference(old.opened, new.opened);
+                backend.closed += difference(old.closed, new.closed);
+                *old = *new;
+            }
+            backend.traffic.packets = backend.traffic.packets.wrapping_add(observation.traffic.packets);
+            backend.traffic.bytes = backend.traffic.bytes.wrapping_add(observation.traffic.bytes);
+            backend.opened += observation.opened;
+            observations.push((id as BackendId, observation));
+        }
+        Ok(observations)
+    }
+
+    /// Walks on over the flow table, as far as the time since the last slice asks for.
+    fn sweep(&mut self, now: Monotonic) {
+        let buckets = self.datapath.buckets();
+        let elapsed = now.since(self.swept).min(SWEEP_TIME);
+        let share = elapsed.as_secs_f64() / SWEEP_TIME.as_secs_f64();
+        let count = (buckets as f64 * share).ceil() as usize;
+        let sweep = self.datapath.sweep(self.sweep_from, count, stamp(now));
+        for id in sweep.closed {
+            if let Some(backend) = self.backends.get_mut(usize::from(id)) {
+                backend.closed += 1;
+            }
+        }
+        self.sweep_from = sweep.next;
+        self.swept = now;
+    }
+
+    /// All that there is to tell.
+    pub fn status(&mut self, now: Monotonic) -> Result<Status> {
+        let drops = self.datapath.read_drops()?;
+        let services = self.services.iter().zip(&self.config.services).map(|(live, service)| ServiceStatus {
+            name: service.name.to_string(),
+            address: service.address.into(),
+            protocol: service.protocol,
+            method: service.method,
+            forward: service.forward,
+            backends: self.backends_status(now, live, service),
+        });
+        Ok(Status {
+            services: services.collect(),
+            interfaces: self.interfaces.clone(),
+            drops: Reason::ALL
+                .iter()
+                .zip(drops)
+                .map(|(reason, count)| (reason.name().to_owned(), count))
+                .collect(),
+            selection_age_ms: millis(now.since(self.selected)),
+            window_ms: millis(now.since(self.started).min(self.config.daemon.window)),
+        })
+    }
+
+    fn backends_status(
+        &self,
+        now: Monotonic,
+        live: &LiveService,
+        service: &config::Service,
+    ) -> Vec<BackendStatus> {
+        let scores = live.balance.scores(now);
+        let own = self.backends.get(live.ids.clone()).unwrap_or_default();
+        let each = service.backends.iter().zip(own).zip(scores);
+        each.map(|((backend, counted), score)| BackendStatus {
+            name: backend.name.to_string(),
+            address: backend.address.into(),
+            weight: backend.weight.get(),
+            state: if counted.is_reachable { BackendState::Up } else { BackendState::Unreachable },
+            active: counted.opened.saturating_sub(counted.closed),
+            packets: counted.traffic.packets,
+            bytes: counted.traffic.bytes,
+            window_packets: score.window.traffic.packets,
+            window_bytes: score.window.traffic.bytes,
+            n: score.n,
+            nw: score.nw,
+            share: score.share,
+        })
+        .collect()
+    }
+}
+
+/// Plans a service's ring and switches to it; whether there was anything to switch.
+fn select(datapath: &mut Datapath, service: &mut LiveService, now: Monotonic, counted: u64) -> bool {
+    for attempt in 1..=PLAN_TRIES {
+        let word = datapath.ring_word(service.id);
+        let Some(plan) = service.balance.plan(now, Taken { counted, now: word.taken() }) else {
+            return false;
+        };
+        let expected = (attempt < PLAN_TRIES).then_some(word);
+        if datapath.switch_ring(service.id, &plan.slots, expected).is_ok() {
+            service.balance.install(plan);
+            return true;
+        }
+    }
+    false
+}
+
+fn write_backend(datapath: &mut Datapath, id: usize, backend: &config::Backend) -> Result<()> {
+    let id = BackendId::try_from(id).context("number the backends")?;
+    let value = Backend {
+        address: backend.address.ip().octets(),
+        port: backend.address.port().to_be_bytes(),
+        generation: 1,
+    };
+    let name = &backend.name;
+    datapath.set_backend(id, &value).with_context(|| format!("write backend {name} into its map"))?;
+    datapath
+        .set_roles(value.address, role::BACKEND)
+        .with_context(|| format!("write the address of backend {name}"))
+}
+
+fn write_service(
+    datapath: &mut Datapath,
+    id: ServiceId,
+    service: &config::Service,
+    daemon: &config::Daemon,
+) -> Result<()> {
+    let value = Service {
+        id,
+        idle_timeout: timeout(service.idle_timeout),
+        half_open_timeout: timeout(daemon.half_open_timeout),
+        closing_timeout: timeout(daemon.closing_timeout),
+    };
+    let key = service.key();
+    let name = &service.name;
+    datapath.set_service(&key, &value).with_context(|| format!("write service {name} into its map"))?;
+    datapath
+        .set_roles(key.address, role::SERVICE)
+        .with_context(|| format!("write the address of service {name}"))
+}
+
+/// A timeout as the program takes it, rounded up.
+fn timeout(duration: Duration) -> u16 {
+    let units = duration.as_nanos().div_ceil(1 << TIMEOUT_SHIFT);
+    u16::try_from(units).unwrap_or(u16::MAX)
+}
+
+/// A moment as the program stamps it.
+fn stamp(now: Monotonic) -> u32 {
+    (now.since_boot().as_nanos() >> STAMP_SHIFT) as u32
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

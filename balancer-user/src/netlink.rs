@@ -1,0 +1,235 @@
+//! The kernel's links, routes and neighbours, by rtnetlink: read once, then followed.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use rtnetlink::{
+    Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        link::{LinkAttribute, LinkFlags, LinkXdp, XdpAttached},
+        neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
+        route::{RouteAddress, RouteAttribute, RouteType},
+    },
+};
+use tokio::sync::watch;
+
+use crate::network::{Link, Neighbour, Network, Route, XdpAttachment};
+
+/// How long changes are gathered before the tables are read again.
+const SETTLE: Duration = Duration::from_millis(20);
+/// How often neighbours that the kernel is not sure of are asked for.
+const CONFIRM: Duration = Duration::from_secs(1);
+
+type Events = futures_util::stream::BoxStream<
+    'static,
+    (NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr),
+>;
+
+/// A connection to rtnetlink.
+pub struct Netlink {
+    handle: Handle,
+    events: Events,
+}
+
+impl Netlink {
+    /// Connects, and begins to listen for changes. Must be called within a tokio runtime.
+    pub fn open() -> Result<Netlink> {
+        let groups = [
+            MulticastGroup::Link,
+            MulticastGroup::Neigh,
+            MulticastGroup::Ipv4Route,
+            MulticastGroup::Ipv4Ifaddr,
+        ];
+        let (connection, handle, events) =
+            new_multicast_connection(&groups).context("open a netlink socket")?;
+        tokio::spawn(connection);
+        Ok(Netlink { handle, events: events.boxed() })
+    }
+
+    /// Reads all tables, with the routes to `addresses`.
+    pub async fn read(&self, addresses: &[Ipv4Addr]) -> Result<Network> {
+        let mut network = Network {
+            links: self.links().await?,
+            neighbours: self.neighbours().await?,
+            ..Network::default()
+        };
+        for address in addresses {
+            if let Some(route) = self.route(*address).await {
+                network.routes.insert(*address, route);
+            }
+        }
+        Ok(network)
+    }
+
+    /// Asks the kernel to find or confirm the MACs on the way to `addresses`.
+    pub async fn confirm(&self, network: &Network, addresses: &[Ipv4Addr]) {
+        for route in network.unconfirmed(addresses) {
+            let request = self
+                .handle
+                .neighbours()
+                .add(route.ifindex, IpAddr::V4(route.neighbour))
+                .state(NeighbourState::None)
+                .flags(NeighbourFlags::Use)
+                .replace();
+            if let Err(error) = request.execute().await {
+                tracing::debug!("ask for the neighbour {}: {error}", route.neighbour);
+            }
+        }
+    }
+
+    /// Keeps `network` in step with the kernel until its receivers are gone.
+    pub async fn follow(mut self, addresses: Vec<Ipv4Addr>, network: watch::Sender<Network>) -> Result<()> {
+        let mut confirm = tokio::time::interval(CONFIRM);
+        loop {
+            tokio::select! {
+                event = self.events.next() => {
+                    let Some(first) = event else { anyhow::bail!("the kernel closed the netlink socket") };
+                    if !self.gather(first.0).await {
+                        continue;
+                    }
+                }
+                _ = confirm.tick() => {
+                    let seen = network.borrow().clone();
+                    self.confirm(&seen, &addresses).await;
+                    continue;
+                }
+                () = network.closed() => return Ok(()),
+            }
+            let now = self.read(&addresses).await?;
+            network.send_if_modified(|seen| {
+                let is_changed = *seen != now;
+                *seen = now;
+                is_changed
+            });
+        }
+    }
+
+    /// Waits a little for what comes with `first`; whether anything in it may change a next hop.
+    async fn gather(&mut self, first: NetlinkMessage<RouteNetlinkMessage>) -> bool {
+        let mut matters = matters(&first);
+        let settle = tokio::time::sleep(SETTLE);
+        tokio::pin!(settle);
+        loop {
+            tokio::select! {
+                event = self.events.next() => match event {
+                    Some((message, _)) => matters |= self::matters(&message),
+                    None => return matters,
+                },
+                () = &mut settle => return matters,
+            }
+        }
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        let messages: Vec<_> =
+            self.handle.link().get().execute().try_collect().await.context("read the network interfaces")?;
+        Ok(messages
+            .into_iter()
+            .map(|message| {
+                let mut link = Link {
+                    index: message.header.index,
+                    name: String::new(),
+                    mac: None,
+                    mtu: 0,
+                    is_up: message.header.flags.contains(LinkFlags::Up),
+                    xdp: None,
+                };
+                for attribute in message.attributes {
+                    match attribute {
+                        LinkAttribute::IfName(name) => link.name = name,
+                        LinkAttribute::Address(address) => link.mac = address.try_into().ok(),
+                        LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                        LinkAttribute::Xdp(attributes) => link.xdp = attachment(&attributes),
+                        _ => {}
+                    }
+                }
+                link
+            })
+            .collect())
+    }
+
+    async fn neighbours(&self) -> Result<HashMap<(u32, Ipv4Addr), Neighbour>> {
+        let request = self.handle.neighbours().get().set_address_family(AddressFamily::Inet);
+        let messages: Vec<_> = request.execute().try_collect().await.context("read the neighbours")?;
+        Ok(messages.into_iter().filter_map(neighbour).collect())
+    }
+
+    /// Where the kernel would send a packet for `address`; `None` when it would not send it on.
+    async fn route(&self, address: Ipv4Addr) -> Option<Route> {
+        let request = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(address, 32).build();
+        let answer = self.handle.route().get(request).execute().try_next().await.ok()??;
+        if answer.header.kind != RouteType::Unicast {
+            return None;
+        }
+        let mut route = Route { ifindex: 0, neighbour: address };
+        for attribute in answer.attributes {
+            match attribute {
+                RouteAttribute::Oif(index) => route.ifindex = index,
+                RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => route.neighbour = gateway,
+                _ => {}
+            }
+        }
+        (route.ifindex != 0).then_some(route)
+    }
+}
+
+fn attachment(attributes: &[LinkXdp]) -> Option<XdpAttachment> {
+    let mut is_generic = false;
+    let mut program = 0;
+    for attribute in attributes {
+        match attribute {
+            LinkXdp::Attached(XdpAttached::None) => return None,
+            LinkXdp::Attached(mode) => is_generic = *mode == XdpAttached::SocketBuffer,
+            LinkXdp::ProgId(id) => program = *id,
+            _ => {}
+        }
+    }
+    (program != 0).then_some(XdpAttachment { is_generic, program })
+}
+
+fn neighbour(message: NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> {
+    let state = message.header.state;
+    let mut address = None;
+    let mut mac = None;
+    for attribute in message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(destination)) => {
+                address = Some(destination)
+            }
+            NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.try_into().ok(),
+            _ => {}
+        }
+    }
+    use NeighbourState::{Delay, Noarp, Permanent, Probe, Reachable, Stale};
+    let is_usable = matches!(state, Reachable | Stale | Delay | Probe | Permanent | Noarp);
+    // What the kernel is confirming right now needs no second request.
+    let is_confirmed = matches!(state, Reachable | Delay | Probe | Permanent | Noarp);
+    Some(((message.header.ifindex, address?), Neighbour { mac: mac.filter(|_| is_usable), is_confirmed }))
+}
+
+/// Whether a message can change a next hop.
+fn matters(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    use RouteNetlinkMessage::{
+        DelAddress, DelLink, DelNeighbour, DelRoute, NewAddress, NewLink, NewNeighbour, NewRoute,
+    };
+    matches!(
+        message.payload,
+        NetlinkPayload::InnerMessage(
+            NewLink(_)
+                | DelLink(_)
+                | NewNeighbour(_)
+                | DelNeighbour(_)
+                | NewRoute(_)
+                | DelRoute(_)
+                | NewAddress(_)
+                | DelAddress(_)
+        ) | NetlinkPayload::Overrun(_)
+    )
+}

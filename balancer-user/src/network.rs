@@ -1,0 +1,160 @@
+//! Where frames leave: from the kernel's links, routes and neighbours to the next hops of the XDP program. Plain
+//! functions of values; `netlink` gets the values.
+
+use std::{collections::HashMap, net::Ipv4Addr};
+
+use balancer_common::{NextHop, Reason};
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Kernel index.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Ethernet address; `None` for an interface that has none.
+    pub mac: Option<[u8; 6]>,
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// Whether it is up.
+    pub is_up: bool,
+    /// The XDP program on it.
+    pub xdp: Option<XdpAttachment>,
+}
+
+/// An XDP program on an interface, as the kernel reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XdpAttachment {
+    /// In generic mode.
+    pub is_generic: bool,
+    /// The program's id.
+    pub program: u32,
+}
+
+/// Where the kernel would send a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The interface it leaves by.
+    pub ifindex: u32,
+    /// The neighbour it goes to: the gateway, or the destination itself.
+    pub neighbour: Ipv4Addr,
+}
+
+/// What the kernel knows of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its MAC, while it may be used.
+    pub mac: Option<[u8; 6]>,
+    /// Whether the kernel is sure of it for now, so that there is no need to ask.
+    pub is_confirmed: bool,
+}
+
+/// The kernel's tables, as of one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Interfaces.
+    pub links: Vec<Link>,
+    /// Routes to the addresses that were asked for; no entry = no way there.
+    pub routes: HashMap<Ipv4Addr, Route>,
+    /// Neighbours by interface and address.
+    pub neighbours: HashMap<(u32, Ipv4Addr), Neighbour>,
+}
+
+impl Network {
+    /// The interface with this name.
+    pub fn link(&self, name: &str) -> Option<&Link> {
+        self.links.iter().find(|link| link.name == name)
+    }
+
+    /// How the program gets a packet to `address`; `ports` are the configured interfaces' names, by port number.
+    pub fn next_hop(&self, address: Ipv4Addr, ports: &[&str]) -> NextHop {
+        let unusable = |reason: Reason| NextHop { unusable: reason as u32, ..bytemuck::Zeroable::zeroed() };
+        let Some(route) = self.routes.get(&address) else { return unusable(Reason::NoEgress) };
+        let Some(link) = self.links.iter().find(|link| link.index == route.ifindex) else {
+            return unusable(Reason::NoEgress);
+        };
+        let Some(hop) = port_of(link, ports).and_then(|port| port_hop(link, port)) else {
+            return unusable(Reason::NoEgress);
+        };
+        match self.neighbours.get(&(route.ifindex, route.neighbour)).and_then(|neighbour| neighbour.mac) {
+            Some(mac) => NextHop { neighbour: mac, ..hop },
+            None => NextHop { mtu: 0, unusable: Reason::NoNeighbour as u32, ..hop },
+        }
+    }
+
+    /// The neighbours on the way to `addresses` whose MACs the kernel must be asked to find or confirm.
+    pub fn unconfirmed(&self, addresses: &[Ipv4Addr]) -> Vec<Route> {
+        let routes = addresses.iter().filter_map(|address| self.routes.get(address)).copied();
+        let is_confirmed = |route: &Route| {
+            let neighbour = self.neighbours.get(&(route.ifindex, route.neighbour));
+            neighbour.is_some_and(|neighbour| neighbour.is_confirmed)
+        };
+        routes.filter(|route| !is_confirmed(route)).collect()
+    }
+}
+
+fn port_of(link: &Link, ports: &[&str]) -> Option<u16> {
+    ports.iter().position(|name| *name == link.name).and_then(|port| u16::try_from(port).ok())
+}
+
+/// The hop that leaves by an interface, its neighbour left open; `None` while nothing can leave by it.
+pub fn port_hop(link: &Link, port: u16) -> Option<NextHop> {
+    let source = link.mac.filter(|_| link.is_up)?;
+    let mtu = link.mtu.min(u32::from(u16::MAX)) as u16;
+    Some(NextHop { neighbour: [0; 6], port, source, mtu, ifindex: link.index, unusable: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACKEND: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 11);
+    const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 1);
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    fn network() -> Network {
+        let link = Link { index: 5, name: "eth1".into(), mac: Some(OWN), mtu: 1500, is_up: true, xdp: None };
+        Network {
+            links: vec![link],
+            routes: HashMap::from([(BACKEND, Route { ifindex: 5, neighbour: GATEWAY })]),
+            neighbours: HashMap::from([((5, GATEWAY), Neighbour { mac: Some(MAC), is_confirmed: true })]),
+        }
+    }
+
+    #[test]
+    fn a_hop_goes_to_the_neighbour_by_the_routes_interface() {
+        let expected = NextHop { neighbour: MAC, port: 1, source: OWN, mtu: 1500, ifindex: 5, unusable: 0 };
+        assert_eq!(network().next_hop(BACKEND, &["eth0", "eth1"]), expected);
+    }
+
+    #[test]
+    fn what_is_missing_makes_a_hop_unusable_by_name() {
+        let hop = |network: &Network, ports: &[&str]| {
+            let hop = network.next_hop(BACKEND, ports);
+            (hop.mtu, Reason::from_index(hop.unusable).unwrap())
+        };
+        let ports = &["eth0", "eth1"];
+        assert_eq!(hop(&network(), &["eth0"]), (0, Reason::NoEgress), "not a configured interface");
+        let mut changed = network();
+        changed.routes.clear();
+        assert_eq!(hop(&changed, ports), (0, Reason::NoEgress), "no route");
+        let mut changed = network();
+        changed.links[0].is_up = false;
+        assert_eq!(hop(&changed, ports), (0, Reason::NoEgress), "interface down");
+        let mut changed = network();
+        changed.neighbours.clear();
+        assert_eq!(hop(&changed, ports), (0, Reason::NoNeighbour), "neighbour unknown");
+        assert_eq!(changed.next_hop(BACKEND, ports).ifindex, 5, "but the rest stands");
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_neighbours_it_is_not_sure_of() {
+        let mut network = network();
+        assert_eq!(network.unconfirmed(&[BACKEND]), []);
+        network.neighbours.insert((5, GATEWAY), Neighbour { mac: Some(MAC), is_confirmed: false });
+        assert_eq!(network.unconfirmed(&[BACKEND]), [Route { ifindex: 5, neighbour: GATEWAY }]);
+        network.neighbours.clear();
+        assert_eq!(network.unconfirmed(&[BACKEND]).len(), 1);
+    }
+}
