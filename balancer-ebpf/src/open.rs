@@ -37,15 +37,14 @@ pub fn open<E: Environment>(
 
     let index = table::insert(environment, hash, &request, NO_TWIN).ok_or(Reason::FlowTableFull)?;
     let entry = table::entry_at(environment, index).ok_or(Reason::FlowTableFull)?;
-    let found = Found { entry, index, control: table::control_of(entry) };
+    let found = Found { entry, index, control: entry.control() };
     let reply = FlowEntry { twin: index, ..reply };
     let reply_hash = table::hash(environment, &reply.key);
     let Some(twin) = table::insert(environment, reply_hash, &reply, index) else {
         table::release(environment, &found);
         return Err(Reason::FlowTableFull);
     };
-    // SAFETY: the entry is valid and aligned, and its twin is written as one aligned word.
-    unsafe { core::ptr::write_volatile(&raw mut (*entry).twin, twin) };
+    entry.set_twin(twin);
     if let Some(counters) = environment.counters(id) {
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };

@@ -1,17 +1,13 @@
 //! The way of one packet through the balancer.
 
-use core::ptr;
-
-use balancer_common::{
-    Control, FlowEntry, FlowState, MAX_PORTS, NextHop, Reason, ServiceKey, TCP, flags, role,
-};
+use balancer_common::{Control, FlowState, MAX_PORTS, NextHop, Reason, ServiceKey, TCP, flags, role};
 
 use crate::{
     Environment, Packet, open,
     parse::{Parsed, Unparsed, parse, tcp},
     rewrite::{Translation, rewrite},
     state::{self, Direction},
-    table::{self, Found},
+    table::{self, Entry, Found},
 };
 
 /// What becomes of a frame.
@@ -82,8 +78,7 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
 #[inline(always)]
 fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u32) -> Result<NextHop, Stop> {
     check_packet(parsed)?;
-    // SAFETY: entries are valid and aligned; a flow that changed under our hands is found out below.
-    let entry: &FlowEntry = unsafe { &*found.entry };
+    let entry = found.entry.flow();
     let direction =
         if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
     let translation = Translation::of(entry);
@@ -107,8 +102,7 @@ fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u
         Direction::Reply => toward_client,
     };
     if entry.stamp != now {
-        // SAFETY: as above; one aligned word.
-        unsafe { ptr::write_volatile(&raw mut (*found.entry).stamp, now) };
+        found.entry.set_stamp(now);
     }
     if state::may_change(found.control, direction, parsed.tcp_flags) {
         advance(environment, parsed, found, direction);
@@ -182,44 +176,30 @@ fn refuse_if_ours<E: Environment>(
 /// Sends replies where the last request came from.
 #[inline(always)]
 fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found) {
-    // SAFETY: `parse` checked the Ethernet header; entries are valid and aligned.
-    let (client, entry) = unsafe { ((*parsed.ethernet).src_addr, &mut *found.entry) };
+    // SAFETY: `parse` checked that the Ethernet header lies in the frame.
+    let client = unsafe { (*parsed.ethernet).src_addr };
+    let entry = found.entry.flow();
     let ingress = environment.ingress() as u16;
     if entry.neighbour == client && entry.via == ingress {
         return;
     }
     let Some(port) = environment.port(environment.ingress()) else { return };
-    set_client_side(found.entry, client, ingress);
-    if let Some(twin) = table::entry_at(environment, entry.twin) {
-        // SAFETY: as above.
-        if unsafe { (*twin).twin } == found.index {
-            set_client_side(twin, client, port);
-        }
+    found.entry.set_client_side(client, ingress);
+    if let Some(twin) = table::entry_at(environment, entry.twin)
+        && twin.flow().twin == found.index
+    {
+        twin.set_client_side(client, port);
     }
 }
-
-/// Writes MAC and port as the one aligned word that they are.
-#[inline(always)]
-fn set_client_side(entry: *mut FlowEntry, [a, b, c, d, e, f]: [u8; 6], via: u16) {
-    let [v, w] = via.to_ne_bytes();
-    let word = u64::from_ne_bytes([a, b, c, d, e, f, v, w]);
-    // SAFETY: entries are valid and aligned; `neighbour` and `via` are the word at offset 32.
-    unsafe { ptr::write_volatile((&raw mut (*entry).neighbour).cast::<u64>(), word) };
-}
-
-const _: () = assert!(core::mem::offset_of!(FlowEntry, neighbour) == 32);
-const _: () = assert!(core::mem::offset_of!(FlowEntry, via) == 38);
 
 /// Moves both entries of a flow to the state that the packet brings about.
 #[inline(always)]
 fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, direction: Direction) {
-    // SAFETY: entries are valid and aligned.
-    let twin = unsafe { (*found.entry).twin };
+    let twin = found.entry.flow().twin;
     advance_entry(environment, parsed, found.entry, found.index, direction, found.control.sequence());
     if let Some(entry) = table::entry_at(environment, twin) {
-        let sequence = table::control_of(entry).sequence();
-        // SAFETY: as above.
-        if unsafe { (*entry).twin } == found.index {
+        let sequence = entry.control().sequence();
+        if entry.flow().twin == found.index {
             advance_entry(environment, parsed, entry, twin, direction, sequence);
         }
     }
@@ -229,13 +209,13 @@ fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, dire
 fn advance_entry<E: Environment>(
     environment: &E,
     parsed: &Parsed,
-    entry: *mut FlowEntry,
+    entry: Entry,
     index: u32,
     direction: Direction,
     sequence: u16,
 ) {
     for _ in 0..ADVANCE_TRIES {
-        let before = table::control_of(entry);
+        let before = entry.control();
         if !before.is_live() || before.sequence() != sequence {
             return;
         }
@@ -243,7 +223,7 @@ fn advance_entry<E: Environment>(
         if after == before {
             return;
         }
-        if table::exchange(entry, before, after) {
+        if entry.exchange(before, after) {
             settle(environment, entry, index, before, after);
             return;
         }
@@ -255,15 +235,8 @@ const ADVANCE_TRIES: usize = 4;
 
 /// What follows from a change of state: the active count, the protection, and the timeout.
 #[inline(always)]
-fn settle<E: Environment>(
-    environment: &E,
-    entry: *mut FlowEntry,
-    index: u32,
-    before: Control,
-    after: Control,
-) {
-    // SAFETY: entries are valid and aligned.
-    let flow = unsafe { &*entry };
+fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Control, after: Control) {
+    let flow = entry.flow();
     if before.flags() & !after.flags() & flags::ACTIVE != 0 {
         table::count_closed(environment, flow.backend);
     }
@@ -283,8 +256,7 @@ fn settle<E: Environment>(
         FlowState::Closing => service.closing_timeout,
         _ => service.idle_timeout,
     };
-    // SAFETY: as above; one aligned half-word.
-    unsafe { ptr::write_volatile(&raw mut (*entry).timeout, timeout) };
+    entry.set_timeout(timeout);
 }
 
 #[inline(always)]

@@ -7,7 +7,10 @@
 //! is claimed, published and freed by compare-and-exchange on its control word. Its sequence number grows
 //! with each claim: who reads it unchanged before and after has read one flow and not two halves.
 
-use core::ptr;
+use core::{
+    ptr,
+    sync::atomic::{Ordering, compiler_fence},
+};
 
 use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
 
@@ -33,22 +36,81 @@ pub struct Hash {
 /// Not an `Option`: its undefined parts make registers that the verifier refuses to see copied.
 #[derive(Clone, Copy)]
 pub struct Found {
-    /// The entry, valid, aligned, and shared with other CPUs; null when nothing was found.
-    pub entry: *mut FlowEntry,
+    /// The entry; nowhere when nothing was found.
+    pub entry: Entry,
     /// Bucket × `WAYS` + way.
     pub index: u32,
     /// The control word, read before the key was compared.
     pub control: Control,
 }
 
+/// A place in the table: within the memory of a bucket, aligned, and shared with other CPUs and user space.
+#[derive(Clone, Copy)]
+pub struct Entry(*mut FlowEntry);
+
+impl Entry {
+    /// What stands there. Another CPU may be writing it: a torn read shows in the control word's sequence.
+    #[inline(always)]
+    pub fn flow(&self) -> &FlowEntry {
+        // SAFETY: valid and aligned, and every bit pattern is a flow entry.
+        unsafe { &*self.0 }
+    }
+
+    /// Reads the control word.
+    #[inline(always)]
+    pub fn control(self) -> Control {
+        // SAFETY: valid and aligned; the word is read whole.
+        Control(unsafe { ptr::read_volatile(&raw const (*self.0).control.0) })
+    }
+
+    /// Replaces the control word if it is still `from`; says whether it was.
+    #[inline(always)]
+    pub fn exchange(self, from: Control, to: Control) -> bool {
+        // SAFETY: valid and aligned, and this word is only ever changed atomically.
+        unsafe { atomic::compare_exchange(&raw mut (*self.0).control.0, from.0, to.0) == from.0 }
+    }
+
+    /// Names the entry of the other direction.
+    #[inline(always)]
+    pub fn set_twin(self, twin: u32) {
+        // SAFETY: valid and aligned; written whole.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).twin, twin) };
+    }
+
+    /// Notes when the last packet came.
+    #[inline(always)]
+    pub fn set_stamp(self, stamp: u32) {
+        // SAFETY: valid and aligned; written whole.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).stamp, stamp) };
+    }
+
+    /// Sets how long the flow may be silent.
+    #[inline(always)]
+    pub fn set_timeout(self, timeout: u16) {
+        // SAFETY: valid and aligned; written whole.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).timeout, timeout) };
+    }
+
+    /// Writes `neighbour` and `via` as the one aligned word that they are.
+    #[inline(always)]
+    pub fn set_client_side(self, [a, b, c, d, e, f]: [u8; 6], via: u16) {
+        const { assert!(core::mem::offset_of!(FlowEntry, neighbour) == 32) };
+        const { assert!(core::mem::offset_of!(FlowEntry, via) == 38) };
+        let [v, w] = via.to_ne_bytes();
+        let word = u64::from_ne_bytes([a, b, c, d, e, f, v, w]);
+        // SAFETY: valid and aligned; written whole.
+        unsafe { ptr::write_volatile((&raw mut (*self.0).neighbour).cast::<u64>(), word) };
+    }
+}
+
 impl Found {
     const NOTHING: Found =
-        Found { entry: ptr::null_mut(), index: NO_TWIN, control: Control::new(FlowState::Free, 0, 0) };
+        Found { entry: Entry(ptr::null_mut()), index: NO_TWIN, control: Control::new(FlowState::Free, 0, 0) };
 
     /// Whether there is an entry.
     #[inline(always)]
     pub fn exists(&self) -> bool {
-        !self.entry.is_null()
+        !self.entry.0.is_null()
     }
 }
 
@@ -98,30 +160,16 @@ const fn count_lanes(lanes: u64) -> u64 {
 }
 
 #[inline(always)]
-fn entry_of<M: FlowMemory>(memory: &M, bucket: u32, way: u32) -> Option<*mut FlowEntry> {
+fn entry_of<M: FlowMemory>(memory: &M, bucket: u32, way: u32) -> Option<Entry> {
     let bucket = memory.bucket(bucket)?;
     // SAFETY: `way & 7` is within the eight entries of the bucket that `memory` vouches for.
-    Some(unsafe { (&raw mut (*bucket).entries).cast::<FlowEntry>().add((way & 7) as usize) })
+    Some(Entry(unsafe { (&raw mut (*bucket).entries).cast::<FlowEntry>().add((way & 7) as usize) }))
 }
 
 /// The entry with this index.
 #[inline(always)]
-pub fn entry_at<M: FlowMemory>(memory: &M, index: u32) -> Option<*mut FlowEntry> {
+pub fn entry_at<M: FlowMemory>(memory: &M, index: u32) -> Option<Entry> {
     entry_of(memory, index / WAYS as u32, index % WAYS as u32)
-}
-
-/// Reads an entry's control word.
-#[inline(always)]
-pub fn control_of(entry: *mut FlowEntry) -> Control {
-    // SAFETY: entries are valid and aligned; the word is read whole.
-    Control(unsafe { ptr::read_volatile(&raw const (*entry).control.0) })
-}
-
-/// Replaces an entry's control word if it is still `from`; says whether it was.
-#[inline(always)]
-pub fn exchange(entry: *mut FlowEntry, from: Control, to: Control) -> bool {
-    // SAFETY: entries are valid and aligned, and this word is only ever changed atomically.
-    unsafe { atomic::compare_exchange(&raw mut (*entry).control.0, from.0, to.0) == from.0 }
 }
 
 /// Looks a key up.
@@ -144,9 +192,9 @@ fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Fo
         }
         let way = lowest_lane(matches);
         let Some(entry) = entry_of(memory, bucket, way) else { break };
-        let control = control_of(entry);
-        // SAFETY: entries are valid and aligned. A torn read is found out by the sequence number.
-        let stored: [u64; 2] = unsafe { ptr::read_volatile((&raw const (*entry).key).cast()) };
+        let control = entry.control();
+        compiler_fence(Ordering::Acquire);
+        let stored: [u64; 2] = bytemuck::cast(entry.flow().key);
         if stored == wanted && control.is_live() {
             return Found { entry, index: bucket * WAYS as u32 + way, control };
         }
@@ -158,20 +206,18 @@ fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Fo
 /// Whether what was read of an entry since `found` belongs to one flow.
 #[inline(always)]
 pub fn is_unchanged(found: &Found) -> bool {
-    control_of(found.entry).sequence() == found.control.sequence()
+    // What was read must have been read by now, not later. (The processor keeps loads in order on x86-64.)
+    compiler_fence(Ordering::Acquire);
+    found.entry.control().sequence() == found.control.sequence()
 }
 
 /// Whether neither direction of the flow has been used within its timeout.
 #[inline(always)]
 pub fn is_expired<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
-    // SAFETY: entries are valid and aligned.
-    let entry = unsafe { &*found.entry };
-    entry.is_expired(now)
-        && entry_at(memory, entry.twin).is_none_or(|twin| {
-            // SAFETY: as above.
-            let twin = unsafe { &*twin };
-            twin.twin != found.index || twin.is_expired(now)
-        })
+    let flow = found.entry.flow();
+    flow.is_expired(now)
+        && entry_at(memory, flow.twin)
+            .is_none_or(|twin| twin.flow().twin != found.index || twin.flow().is_expired(now))
 }
 
 /// Stores `entry` under its key, in the state and with the flags of its control word.
@@ -188,7 +234,7 @@ pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, ke
     if room != 0 {
         let way = lowest_lane(room);
         let place = entry_of(environment, bucket, way)?;
-        let before = control_of(place);
+        let before = place.control();
         if before.state() as u8 == FlowState::Free as u8 && claim(place, before) {
             return publish(environment, bucket, way, before, hash.tag, entry);
         }
@@ -196,11 +242,11 @@ pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, ke
     // Full, or another CPU was faster: take the place of a flow that is missed less.
     let victim = victim(environment, hash, entry.stamp).filter(|index| *index != keep)?;
     let place = entry_at(environment, victim)?;
-    let before = control_of(place);
+    let before = place.control();
     if before.is_live() {
         release(environment, &Found { entry: place, index: victim, control: before });
     }
-    let before = control_of(place);
+    let before = place.control();
     if before.state() as u8 != FlowState::Free as u8 || !claim(place, before) {
         return None;
     }
@@ -214,8 +260,8 @@ fn room<M: FlowMemory>(memory: &M, bucket: u32) -> Option<u64> {
 }
 
 #[inline(always)]
-fn claim(entry: *mut FlowEntry, before: Control) -> bool {
-    exchange(entry, before, Control::new(FlowState::Busy, 0, before.sequence()))
+fn claim(entry: Entry, before: Control) -> bool {
+    entry.exchange(before, Control::new(FlowState::Busy, 0, before.sequence()))
 }
 
 #[inline(always)]
@@ -231,10 +277,10 @@ fn publish<M: FlowMemory>(
     let busy = Control::new(FlowState::Busy, 0, before.sequence());
     // The sequence moves first: a reader of the former flow finds out whatever it has read by then.
     let claimed = Control::new(FlowState::Busy, 0, before.sequence().wrapping_add(1));
-    exchange(place, busy, claimed);
-    // SAFETY: entries are valid and aligned, and this one was claimed: no other CPU writes it.
+    place.exchange(busy, claimed);
+    // SAFETY: valid and aligned, and this one was claimed: no other CPU writes it.
     unsafe {
-        let place = &mut *place;
+        let place = &mut *place.0;
         place.key = entry.key;
         place.new_source = entry.new_source;
         place.new_destination = entry.new_destination;
@@ -252,7 +298,7 @@ fn publish<M: FlowMemory>(
         place.stamp = entry.stamp;
     }
     let live = Control::new(entry.control.state(), entry.control.flags(), claimed.sequence());
-    exchange(place, claimed, live);
+    place.exchange(claimed, live);
     set_tag(memory, bucket, way, tag)?;
     Some(bucket * WAYS as u32 + way)
 }
@@ -279,8 +325,7 @@ fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
     }
     if lanes == 0 {
         let place = entry_of(memory, bucket, lot)?;
-        // SAFETY: entries are valid and aligned; one aligned word.
-        let silence = now.wrapping_sub(unsafe { ptr::read_volatile(&raw const (*place).stamp) });
+        let silence = now.wrapping_sub(place.flow().stamp);
         let is_idle = silence as i32 > PROTECTED as i32;
         return is_idle.then_some(bucket * WAYS as u32 + (lot & 7));
     }
@@ -307,15 +352,14 @@ pub fn protect<M: FlowMemory>(memory: &M, index: u32, is_protected: bool) {
 /// Takes a flow out of the table: both its entries, and its share of the active count.
 #[inline(always)]
 pub fn release<E: Environment>(environment: &E, found: &Found) {
-    // SAFETY: entries are valid and aligned.
-    let twin = unsafe { (*found.entry).twin };
+    let twin = found.entry.flow().twin;
     if !free(environment, found) || twin == NO_TWIN {
         return;
     }
     let Some(entry) = entry_at(environment, twin) else { return };
-    let control = control_of(entry);
-    // SAFETY: as above. An entry that has gone to another flow names another twin.
-    if control.is_live() && unsafe { (*entry).twin } == found.index {
+    let control = entry.control();
+    // An entry that has gone to another flow names another twin.
+    if control.is_live() && entry.flow().twin == found.index {
         free(environment, &Found { entry, index: twin, control });
     }
 }
@@ -323,16 +367,15 @@ pub fn release<E: Environment>(environment: &E, found: &Found) {
 /// Frees one entry; false when another CPU changed it meanwhile.
 #[inline(always)]
 fn free<E: Environment>(environment: &E, found: &Found) -> bool {
-    // SAFETY: entries are valid and aligned.
-    let backend = unsafe { (*found.entry).backend };
+    let backend = found.entry.flow().backend;
     let sequence = found.control.sequence();
     let busy = Control::new(FlowState::Busy, 0, sequence);
-    if !exchange(found.entry, found.control, busy) {
+    if !found.entry.exchange(found.control, busy) {
         return false;
     }
     // The tag goes first: once the entry is free, another CPU may give it a new one.
     set_tag(environment, found.index / WAYS as u32, found.index % WAYS as u32, 0);
-    exchange(found.entry, busy, Control::new(FlowState::Free, 0, sequence));
+    found.entry.exchange(busy, Control::new(FlowState::Free, 0, sequence));
     if found.control.flags() & flags::ACTIVE != 0 {
         count_closed(environment, backend);
     }
