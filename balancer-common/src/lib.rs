@@ -5,6 +5,7 @@
 //! type is `Pod` (so it has no padding) and asserts its size; no `bool`, `enum` or `Option` crosses.
 #![no_std]
 
+mod age;
 mod counters;
 mod flow;
 mod hop;
@@ -12,6 +13,7 @@ mod reason;
 mod ring;
 mod service;
 
+pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, Traffic};
 pub use flow::{
     Bucket, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, flags,
