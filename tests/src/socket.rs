@@ -31,22 +31,12 @@ impl FrameSocket {
             // SAFETY: the call has just returned it to us and nobody else knows it.
             Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
         })?;
+        let socket = Self { socket };
         for (option, what) in [
             (libc::PACKET_AUXDATA, "ask for VLAN tags"),
             (libc::PACKET_IGNORE_OUTGOING, "ask for arriving frames only"),
         ] {
-            let on: libc::c_int = 1;
-            // SAFETY: the kernel reads one `c_int` from `on`.
-            let result = unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_PACKET,
-                    option,
-                    (&raw const on).cast(),
-                    size_of_val(&on) as libc::socklen_t,
-                )
-            };
-            check(result).context(what)?;
+            socket.set_option(libc::SOL_PACKET, option, 1).context(what)?;
         }
         // SAFETY: `sockaddr_ll` is a plain C structure, for which all zeros is a value.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
@@ -56,13 +46,51 @@ impl FrameSocket {
         // SAFETY: the kernel reads `size_of_val(&address)` bytes from `address`.
         let result = unsafe {
             libc::bind(
-                socket.as_raw_fd(),
+                socket.socket.as_raw_fd(),
                 (&raw const address).cast(),
                 size_of_val(&address) as libc::socklen_t,
             )
         };
         check(result).with_context(|| format!("bind a packet socket to {device}"))?;
-        Ok(Self { socket })
+        Ok(socket)
+    }
+
+    /// Makes room for so many bytes of frames that wait to be received. The kernel counts each at what it occupies.
+    pub fn set_receive_buffer(&self, bytes: usize) -> Result<()> {
+        let bytes = libc::c_int::try_from(bytes).context("convert the size of a buffer")?;
+        self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes).context("enlarge a receive buffer")
+    }
+
+    /// How many frames were lost, since this was last asked, because the receive buffer was full.
+    pub fn lost(&self) -> Result<u32> {
+        let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = size_of_val(&statistics) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes, the size of `statistics`, into it.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut statistics).cast(),
+                &raw mut length,
+            )
+        };
+        check(result).context("read a packet socket's statistics")?;
+        Ok(statistics.tp_drops)
+    }
+
+    fn set_option(&self, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+        // SAFETY: the kernel reads one `c_int` from `value`.
+        let result = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                size_of_val(&value) as libc::socklen_t,
+            )
+        };
+        check(result).map(drop)
     }
 
     /// Sends one whole frame.

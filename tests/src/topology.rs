@@ -147,6 +147,8 @@ impl Topology {
         }
 
         let pass = [PassProgram::attach(&client, "c0")?, PassProgram::attach(&switch, "lkp")?];
+        veth::keep_frames_apart(&client, "c0")?;
+        veth::keep_frames_apart(&switch, "lkp")?;
         Ok(Self { _pass: pass, client, balancer, switch, backends })
     }
 

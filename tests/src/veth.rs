@@ -8,6 +8,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use crate::Netns;
 
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_SGRO: u32 = 0x2c;
 
 /// One end of a pair: where it is and what it is called there.
 #[derive(Clone, Copy, Debug)]
@@ -40,12 +41,23 @@ pub fn pair(a: End<'_>, b: End<'_>, mtu: u32) -> Result<()> {
 /// Makes `device` compute checksums itself. With the usual offload a veth sends frames whose checksum nobody has
 /// finished, and XDP forwards them as they are.
 pub fn finish_checksums(netns: &Netns, device: &str) -> Result<()> {
+    turn_off(netns, device, ETHTOOL_STXCSUM)
+        .with_context(|| format!("turn transmit checksum offload of {device} off"))
+}
+
+/// Makes `device` receive segments as they were on the wire. A veth with an XDP program joins those of one connection,
+/// and then neither their number nor their lengths are what was sent.
+pub fn keep_frames_apart(netns: &Netns, device: &str) -> Result<()> {
+    turn_off(netns, device, ETHTOOL_SGRO).with_context(|| format!("turn receive offload of {device} off"))
+}
+
+fn turn_off(netns: &Netns, device: &str, command: u32) -> Result<()> {
     #[repr(C)]
     struct Value {
         command: u32,
         data: u32,
     }
-    let mut value = Value { command: ETHTOOL_STXCSUM, data: 0 };
+    let mut value = Value { command, data: 0 };
     // SAFETY: `ifreq` is a plain C structure, for which all zeros is a value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     anyhow::ensure!(device.len() < request.ifr_name.len(), "{device} is too long for a device's name");
@@ -54,18 +66,16 @@ pub fn finish_checksums(netns: &Netns, device: &str) -> Result<()> {
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     let address = (&raw mut request) as usize;
-    netns
-        .run(move || {
-            let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-                .context("open a socket")?;
-            // SAFETY: `address` is that of `request` above, which outlives `run` and points to `value`, which does too;
-            // the kernel reads both.
-            match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, address) } {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error().into()),
-            }
-        })
-        .with_context(|| format!("turn transmit checksum offload of {device} off"))
+    netns.run(move || {
+        let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+            .context("open a socket")?;
+        // SAFETY: `address` is that of `request` above, which outlives `run` and points to `value`, which does too;
+        // the kernel reads both.
+        match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, address) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().into()),
+        }
+    })
 }
 
 /// A MAC address as `ip` writes it.

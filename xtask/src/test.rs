@@ -11,8 +11,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What the end-to-end tests call.
-const TOOLS: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
+/// What the bench of network namespaces calls.
+const BENCH: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
+/// What the end-to-end tests call beside it.
+const TOOLS: [Tool; 2] =
+    [Tool { program: "curl", package: "curl" }, Tool { program: "nginx", package: "nginx-light" }];
 
 /// `cargo xtask test`'s options.
 #[derive(clap::Args)]
@@ -28,6 +31,7 @@ pub struct Options {
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tools = setup::run(workspace)?;
     require_tools("test")?;
+    packages::require("test", &TOOLS)?;
     build::program(workspace, &tools)?;
     let binary = build::binary(workspace, &build::Options { release: false })?;
     if options.filter.is_none() {
@@ -53,5 +57,5 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// Installs the programs that the bench of network namespaces calls.
 pub fn require_tools(step: &str) -> Result<()> {
-    packages::require(step, &TOOLS)
+    packages::require(step, &BENCH)
 }
