@@ -140,8 +140,8 @@ pub struct FlowEntry {
     pub stamp: u32,
     /// State, flags and sequence.
     pub control: Control,
-    /// Always 0.
-    pub reserved: [u8; 4],
+    /// When the flow was opened, in units of 2^`STAMP_SHIFT` ns.
+    pub opened: u32,
 }
 
 const _: () = assert!(size_of::<FlowEntry>() == 64);

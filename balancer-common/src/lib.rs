@@ -54,10 +54,14 @@ pub mod names {
     pub const PORTS: &str = "PORTS";
     /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
     pub const COUNTERS: &str = "COUNTERS";
+    /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.
+    pub const AGE_PROFILES: &str = "AGE_PROFILES";
     /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.
     pub const DROPS: &str = "DROPS";
     /// `.rodata` `[u64; 2]`: the secret of the flow hash.
     pub const HASH_SEED: &str = "HASH_SEED";
+    /// `.rodata` `u32`: up to which age, in units of 2^`STAMP_SHIFT` ns, packets count in `AGE_PROFILES`.
+    pub const PROFILED_AGE: &str = "PROFILED_AGE";
     /// `.rodata` `u32`: 1 = log each refused packet.
     pub const LOG_REFUSALS: &str = "LOG_REFUSALS";
     /// `.rodata` `u32`: how many buckets `FLOWS` has.

@@ -1,7 +1,7 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, Service, ServiceId, ServiceKey,
 };
 
 /// The memory of the flow table.
@@ -36,6 +36,10 @@ pub trait Environment: FlowMemory {
     fn next_hop(&self, index: u32) -> Option<NextHop>;
     /// This CPU's counters of a backend, valid and aligned.
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
+    /// This CPU's age profile of a service, valid and aligned.
+    fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile>;
+    /// Up to which age, in stamps, packets count in the profile.
+    fn profiled_age(&self) -> u32;
     /// Counts a refused packet.
     fn refuse(&self, reason: Reason);
 }

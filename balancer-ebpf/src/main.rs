@@ -14,8 +14,8 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason, Ring,
-    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason,
+    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 
@@ -46,6 +46,8 @@ static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PORTS, 0);
 #[map]
 static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
+static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
+#[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
 
 /// The secret of the flow hash.
@@ -54,6 +56,9 @@ static HASH_SEED: [u64; 2] = [0; 2];
 /// How many buckets `FLOWS` has.
 #[unsafe(no_mangle)]
 static BUCKETS: u32 = 1;
+/// Up to which age, in stamps, packets count in `AGE_PROFILES`.
+#[unsafe(no_mangle)]
+static PROFILED_AGE: u32 = 0;
 /// 1: log each refused packet (for troubleshooting; the branch is compiled away at load when 0).
 #[unsafe(no_mangle)]
 static LOG_REFUSALS: u32 = 0;
@@ -178,6 +183,17 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
         COUNTERS.get_ptr_mut(u32::from(id))
+    }
+
+    #[inline(always)]
+    fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile> {
+        AGE_PROFILES.get_ptr_mut(u32::from(service))
+    }
+
+    #[inline(always)]
+    fn profiled_age(&self) -> u32 {
+        // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
+        unsafe { ptr::read_volatile(&raw const PROFILED_AGE) }
     }
 
     #[inline(always)]

@@ -29,27 +29,37 @@ pub fn open<E: Environment>(
     if key.protocol == TCP && parsed.tcp_flags & tcp::ALL != tcp::SYN {
         return Err(Reason::UnknownFlow);
     }
+    // The answer to such a packet, translated, would be another one.
+    if key.source == key.destination {
+        return Err(Reason::Malformed);
+    }
     let ingress = environment.ingress();
     let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
     let (id, backend) = choose(environment, key, service, now)?;
     check_hop(environment, parsed, id)?;
     let [request, reply] = entries(parsed, service, id, &backend, client, (ingress, port), now);
 
-    let index = table::insert(environment, hash, &request, NO_TWIN).ok_or(Reason::FlowTableFull)?;
-    let entry = table::entry_at(environment, index).ok_or(Reason::FlowTableFull)?;
-    let found = Found { entry, index, control: entry.control() };
-    let reply = FlowEntry { twin: index, ..reply };
+    // The reply's entry goes first: the request's names its twin from the start, and only a flow that has both
+    // is ever active.
     let reply_hash = table::hash(environment, &reply.key);
-    let Some(twin) = table::insert(environment, reply_hash, &reply, index) else {
-        table::release(environment, &found);
+    let twin = table::insert(environment, reply_hash, &reply, NO_TWIN).ok_or(Reason::FlowTableFull)?;
+    let entry = table::entry_at(environment, twin).ok_or(Reason::FlowTableFull)?;
+    let reply = Found { entry, index: twin, control: entry.control() };
+    let request = FlowEntry { twin, ..request };
+    let Some(index) = table::insert(environment, hash, &request, twin) else {
+        table::release(environment, &reply);
         return Err(Reason::FlowTableFull);
     };
-    entry.set_twin(twin);
+    let entry = table::entry_at(environment, index).ok_or(Reason::FlowTableFull)?;
+    // Another CPU may have given the reply's place to another flow, which has a twin of its own.
+    if table::is_unchanged(&reply) {
+        reply.entry.set_twin(index);
+    }
     if let Some(counters) = environment.counters(id) {
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
     }
-    Ok(found)
+    Ok(Found { entry, index, control: entry.control() })
 }
 
 /// Takes slots until one names a backend from which the reply can be told from that of any other flow.
@@ -132,7 +142,7 @@ fn entries(
         twin: NO_TWIN,
         stamp: now,
         control: Control::new(FlowState::HalfOpen, flags::ACTIVE, 0),
-        reserved: [0; 4],
+        opened: now,
     };
     let reply = FlowEntry {
         key: reply_key(&key, backend),

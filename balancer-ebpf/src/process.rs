@@ -1,6 +1,9 @@
 //! The way of one packet through the balancer.
 
-use balancer_common::{Control, FlowState, MAX_PORTS, NextHop, Reason, ServiceKey, TCP, flags, role};
+use balancer_common::{
+    BackendId, Control, FlowState, MAX_PORTS, NextHop, Reason, ServiceId, ServiceKey, TCP, Traffic,
+    age_bucket, flags, role,
+};
 
 use crate::{
     Environment, Packet, open,
@@ -83,6 +86,7 @@ fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u
         if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
     let translation = Translation::of(entry);
     let (backend, via, toward_client) = (entry.backend, entry.via, entry.neighbour);
+    let (service, opened) = (entry.service, entry.opened);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
         return Err(Reason::FlowTableFull.into());
@@ -108,6 +112,7 @@ fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u
         advance(environment, parsed, found, direction);
     }
     count(environment, backend, direction, parsed.length);
+    profile(environment, service, now.wrapping_sub(opened), parsed.length);
     rewrite(parsed, &translation, neighbour, hop.source);
     Ok(hop)
 }
@@ -259,21 +264,39 @@ fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Con
     entry.set_timeout(timeout);
 }
 
+/// Counts a packet towards the flow's backend.
 #[inline(always)]
-fn count<E: Environment>(
-    environment: &E,
-    backend: balancer_common::BackendId,
-    direction: Direction,
-    bytes: u16,
-) {
+fn count<E: Environment>(environment: &E, backend: BackendId, direction: Direction, bytes: u16) {
     let Some(counters) = environment.counters(backend) else { return };
     // SAFETY: counters are valid, aligned, and this CPU's own.
-    unsafe {
-        let traffic = match direction {
-            Direction::Request => &mut (*counters).request,
-            Direction::Reply => &mut (*counters).reply,
-        };
-        traffic.packets = traffic.packets.wrapping_add(1);
-        traffic.bytes = traffic.bytes.wrapping_add(u64::from(bytes));
+    let counters = unsafe { &mut *counters };
+    add(
+        match direction {
+            Direction::Request => &mut counters.request,
+            Direction::Reply => &mut counters.reply,
+        },
+        bytes,
+    );
+}
+
+/// Counts a packet by the age of its flow, as long as that is young.
+#[inline(always)]
+fn profile<E: Environment>(environment: &E, service: ServiceId, age: u32, bytes: u16) {
+    // The clock of the CPU that opened the flow may be ahead by a little.
+    let age = if age as i32 >= 0 { age } else { 0 };
+    if age > environment.profiled_age() {
+        return;
     }
+    let Some(bucket) = age_bucket(age) else { return };
+    let Some(profile) = environment.profile(service) else { return };
+    // SAFETY: profiles are valid, aligned, and this CPU's own.
+    if let Some(traffic) = unsafe { (*profile).ages.get_mut(bucket) } {
+        add(traffic, bytes);
+    }
+}
+
+#[inline(always)]
+fn add(traffic: &mut Traffic, bytes: u16) {
+    traffic.packets = traffic.packets.wrapping_add(1);
+    traffic.bytes = traffic.bytes.wrapping_add(u64::from(bytes));
 }

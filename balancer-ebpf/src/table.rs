@@ -142,20 +142,20 @@ pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
 
 /// The lanes of `word` that are zero but for their high bit, as their high bits; exact.
 #[inline(always)]
-const fn zero_lanes(word: u64) -> u64 {
+pub(crate) const fn zero_lanes(word: u64) -> u64 {
     !((word & !HIGH) + !HIGH) & HIGH
 }
 
 /// The number of the lowest lane whose high bit is set in `lanes`.
 #[inline(always)]
-const fn lowest_lane(lanes: u64) -> u32 {
+pub(crate) const fn lowest_lane(lanes: u64) -> u32 {
     let lowest = (lanes & lanes.wrapping_neg()) >> 7;
     ((lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56) & 7) as u32
 }
 
 /// How many lanes have their high bit set in `lanes`.
 #[inline(always)]
-const fn count_lanes(lanes: u64) -> u64 {
+pub(crate) const fn count_lanes(lanes: u64) -> u64 {
     (lanes >> 7).wrapping_mul(LANES) >> 56
 }
 
@@ -229,7 +229,7 @@ pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, ke
     let rooms = [room(environment, hash.buckets[0])?, room(environment, hash.buckets[1])?];
     let [first, second] = [count_lanes(rooms[0]), count_lanes(rooms[1])];
     // Nearly all keys stay in their first bucket; the second evens out what chance has filled.
-    let choice = usize::from(first < 3 && second > first);
+    let choice = usize::from(first < 4 && second > first);
     let (bucket, room) = (hash.buckets[choice], rooms[choice]);
     if room != 0 {
         let way = lowest_lane(room);
@@ -296,6 +296,7 @@ fn publish<M: FlowMemory>(
         place.timeout = entry.timeout;
         place.twin = entry.twin;
         place.stamp = entry.stamp;
+        place.opened = entry.opened;
     }
     let live = Control::new(entry.control.state(), entry.control.flags(), claimed.sequence());
     place.exchange(claimed, live);
@@ -324,10 +325,16 @@ fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
         lanes = unprotected_lanes(memory, bucket)?;
     }
     if lanes == 0 {
-        let place = entry_of(memory, bucket, lot)?;
-        let silence = now.wrapping_sub(place.flow().stamp);
-        let is_idle = silence as i32 > PROTECTED as i32;
-        return is_idle.then_some(bucket * WAYS as u32 + (lot & 7));
+        let index = bucket * WAYS as u32 + (lot & 7);
+        let place = entry_at(memory, index)?;
+        let silence = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
+        let mut silent_for = silence(place);
+        if let Some(twin) = entry_at(memory, place.flow().twin)
+            && twin.flow().twin == index
+        {
+            silent_for = silent_for.min(silence(twin));
+        }
+        return (silent_for > PROTECTED as i32).then_some(index);
     }
     let from_lot = lanes & (u64::MAX << (lot * 8));
     Some(bucket * WAYS as u32 + lowest_lane(if from_lot == 0 { lanes } else { from_lot }))

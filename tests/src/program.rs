@@ -1,10 +1,14 @@
 //! The XDP program under BPF_PROG_TEST_RUN: one frame in, the verdict, the frame out and the counters read.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, role,
+    AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey,
+    TCP, Traffic, UDP, role,
 };
 use balancer_user::datapath::{Datapath, Sizes};
 
@@ -63,7 +67,7 @@ impl Program {
 
     /// As `new`, with room for so many flows.
     pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
-        let sizes = Sizes { flows, services: 4, backends: 16 };
+        let sizes = Sizes { flows, services: 4, backends: 16, profiled_age: Duration::from_secs(14) };
         let mut datapath = Datapath::load(sizes, false)?;
         for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
             let key =
@@ -158,6 +162,19 @@ impl Program {
         Ok(values.chunks(cpus).map(|per_cpu| per_cpu.iter().fold(BackendCounters::default(), add)).collect())
     }
 
+    /// The age profile of a service, summed over the CPUs.
+    pub fn profile(&mut self, service: u16) -> Result<AgeProfile> {
+        let cpus = self.datapath.cpus();
+        let values = self.datapath.read_profiles(4)?;
+        let mut sum = AgeProfile { ages: [Traffic::default(); AGES] };
+        for cpu in values.chunks(cpus).nth(usize::from(service)).unwrap_or_default() {
+            for (sum, age) in sum.ages.iter_mut().zip(cpu.ages) {
+                *sum = add_traffic(*sum, age);
+            }
+        }
+        Ok(sum)
+    }
+
     /// The reasons that were counted, with how often.
     pub fn drops(&mut self) -> Result<Vec<(Reason, u64)>> {
         let counts = self.datapath.read_drops()?;
@@ -165,6 +182,6 @@ impl Program {
     }
 }
 
-fn add_traffic(a: balancer_common::Traffic, b: balancer_common::Traffic) -> balancer_common::Traffic {
-    balancer_common::Traffic { packets: a.packets + b.packets, bytes: a.bytes + b.bytes }
+fn add_traffic(a: Traffic, b: Traffic) -> Traffic {
+    Traffic { packets: a.packets + b.packets, bytes: a.bytes + b.bytes }
 }

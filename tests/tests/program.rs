@@ -339,3 +339,20 @@ fn to_backend(port: u16) -> Path {
 fn lowered(path: Path) -> Path {
     Path { ttl: path.ttl - 1, ..path }
 }
+
+/// What a flow carries counts in its service's age profile, both directions together, in the bucket of its age.
+#[test]
+fn packets_count_by_the_age_of_their_flow() {
+    let mut program = Program::new(1).unwrap();
+    program.from_client(&to_vip(40_010).udp(b"a").unwrap()).unwrap();
+    program.from_backend(0, &to_client(40_010).udp(b"bc").unwrap()).unwrap();
+    // Both within a stamp or two of the opening, however slow the machine is.
+    let profile = program.profile(1).unwrap();
+    let young = profile.ages.iter().take(40).fold(Traffic::default(), |sum, age| Traffic {
+        packets: sum.packets + age.packets,
+        bytes: sum.bytes + age.bytes,
+    });
+    assert_eq!(young, Traffic { packets: 2, bytes: 29 + 30 });
+    assert!(profile.ages[0].packets >= 1, "the first packet has age 0");
+    assert_eq!(program.profile(0).unwrap(), bytemuck::Zeroable::zeroed(), "the other service");
+}

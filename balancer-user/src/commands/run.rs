@@ -82,6 +82,7 @@ fn load(config: Config) -> Result<Controller> {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
         backends: config.daemon.max_backends,
+        profiled_age: config.daemon.window,
     };
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
     let mut datapath = Datapath::load(sizes, log_refusals)?;

@@ -6,7 +6,7 @@ mod batch;
 mod flows;
 mod memory;
 
-use std::{io, os::fd::AsFd, sync::atomic::Ordering};
+use std::{io, os::fd::AsFd, sync::atomic::Ordering, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
@@ -16,8 +16,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, Ring, RingWord, Service,
-    ServiceId, ServiceKey, names,
+    AgeProfile, Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, Ring, RingWord,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -45,6 +45,8 @@ pub struct Sizes {
     pub services: u32,
     /// Backends of all services together.
     pub backends: u32,
+    /// Up to which age of a flow its packets count in the age profile of its service.
+    pub profiled_age: Duration,
 }
 
 impl Sizes {
@@ -65,6 +67,7 @@ pub struct Datapath {
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
+    profiles: PerCpuArray<AgeProfile>,
     drops: PerCpuArray<u64>,
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
@@ -81,9 +84,11 @@ impl Datapath {
         let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
         let buckets = sizes.buckets();
         let log_refusals = u32::from(log_refusals);
+        let profiled_age = (sizes.profiled_age.as_nanos() >> STAMP_SHIFT) as u32;
         let mut ebpf = EbpfLoader::new()
             .override_global(names::HASH_SEED, &seed, true)
             .override_global(names::BUCKETS, &buckets, true)
+            .override_global(names::PROFILED_AGE, &profiled_age, true)
             .override_global(names::LOG_REFUSALS, &log_refusals, true)
             .map_max_entries(names::FLOW_TAGS, buckets)
             .map_max_entries(names::FLOWS, buckets)
@@ -91,6 +96,7 @@ impl Datapath {
             .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends)
             .map_max_entries(names::RINGS, sizes.services)
             .map_max_entries(names::RING_WORDS, sizes.services)
+            .map_max_entries(names::AGE_PROFILES, sizes.services)
             .map_max_entries(names::BACKENDS, sizes.backends)
             .map_max_entries(names::COUNTERS, sizes.backends)
             .map_max_entries(names::NEXT_HOPS, MAX_PORTS + sizes.backends)
@@ -110,6 +116,7 @@ impl Datapath {
             ports: HashMap::try_from(take(&mut ebpf, names::PORTS)?)?,
             egress: DevMap::try_from(take(&mut ebpf, names::EGRESS)?)?,
             counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
+            profiles: PerCpuArray::new(data(take(&mut ebpf, names::AGE_PROFILES)?)?, sizes.services)?,
             drops: PerCpuArray::new(data(take(&mut ebpf, names::DROPS)?)?, Reason::ALL.len() as u32)?,
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
@@ -234,6 +241,11 @@ impl Datapath {
     /// Reads the counters of the first `backends` slots in one batch: for each slot, one value per CPU.
     pub fn read_counters(&mut self, backends: usize) -> Result<&[BackendCounters]> {
         self.counters.read(backends).context("read the backends' counters")
+    }
+
+    /// Reads the age profiles of the first `services` slots in one batch: for each slot, one value per CPU.
+    pub fn read_profiles(&mut self, services: usize) -> Result<&[AgeProfile]> {
+        self.profiles.read(services).context("read the services' age profiles")
     }
 
     /// How many values `read_counters` gives for each slot.
