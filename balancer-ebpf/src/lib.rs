@@ -7,6 +7,9 @@
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
+#[cfg(test)]
+extern crate std;
+
 pub mod atomic;
 pub mod checksum;
 pub mod environment;

@@ -15,9 +15,10 @@ pub enum Direction {
 
 /// The control word of an entry after a packet of its flow.
 ///
-/// It is applied to both entries of the flow, in any order and on any CPU: flags are only added, and the
-/// state follows from them, so both entries come to the same end. A flow that closes leaves the active count
-/// (`flags::ACTIVE` goes); whoever writes that change counts it.
+/// It is applied to both entries of the flow, on any CPU: flags are only added, and the end follows from them, so
+/// both entries come to it whatever the order of the packets. An entry that has seen a stray ACK after the
+/// SYN-ACK and one that has seen it before differ until the client's next segment. A flow that closes leaves
+/// the active count (`flags::ACTIVE` goes); whoever writes that change counts it.
 #[inline(always)]
 pub fn after(control: Control, direction: Direction, protocol: u8, tcp_flags: u8) -> Control {
     let mut state = control.state();

@@ -1,1 +1,22 @@
+//! The data plane on the host: the same code as in the kernel, between a buffer and maps made of vectors.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
+mod bed;
+mod buffer;
+mod checksum;
+mod frame;
+mod full;
+mod lifetime;
+mod parse;
+mod process;
+mod race;
+mod state;
+mod table;
+mod traffic;
+
+use proptest::test_runner::Config;
+
+/// A property test of this many cases, which writes no file when it fails: its message has the input.
+fn cases(count: u32) -> Config {
+    Config { cases: count, failure_persistence: None, ..Config::default() }
+}

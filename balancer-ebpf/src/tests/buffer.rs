@@ -1,0 +1,346 @@
+//! The surroundings of the data plane, in plain memory: a frame, the flow table, and all other maps.
+
+use std::{
+    boxed::Box,
+    cell::{Cell, RefCell, UnsafeCell},
+    collections::HashMap,
+    sync::Arc,
+    vec,
+    vec::Vec,
+};
+
+use balancer_common::{
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, Control, FlowEntry, MAX_PORTS, NextHop, Reason,
+    RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
+};
+use bytemuck::Zeroable;
+
+use crate::{Environment, FlowMemory, Packet, packet::Wire, table};
+
+/// Bytes that follow a frame in its allocation, and are none of the data plane's business.
+const BEYOND: usize = 64;
+
+/// A frame that hands out pointers into its first buffer only, and notices what is written past the end.
+pub struct Buffer {
+    bytes: Box<[Cell<u8>]>,
+    length: usize,
+    first: usize,
+    beyond: u8,
+}
+
+impl Buffer {
+    /// A frame of one buffer.
+    pub fn new(frame: &[u8]) -> Buffer {
+        Buffer::fragmented(frame, frame.len(), 0xa5)
+    }
+
+    /// A frame of which only `first` bytes can be reached, with `beyond` in the bytes after its end: who reads
+    /// those behaves differently with another value.
+    pub fn fragmented(frame: &[u8], first: usize, beyond: u8) -> Buffer {
+        assert!(first <= frame.len());
+        let bytes = frame.iter().copied().chain([beyond; BEYOND]).map(Cell::new).collect();
+        Buffer { bytes, length: frame.len(), first, beyond }
+    }
+
+    /// The frame as it is now.
+    #[track_caller]
+    pub fn bytes(&self) -> Vec<u8> {
+        let (frame, rest) = self.bytes.split_at(self.length);
+        assert!(rest.iter().all(|byte| byte.get() == self.beyond), "written past the end");
+        frame.iter().map(Cell::get).collect()
+    }
+
+    /// Where the frame starts: the addresses that parsing gives are measured from here.
+    pub fn start(&self) -> usize {
+        self.bytes.as_ptr().addr()
+    }
+}
+
+impl Packet for Buffer {
+    fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
+        let is_inside = offset.checked_add(size_of::<T>())? <= self.first;
+        // SAFETY: `offset` is within the allocation, as just checked; the cells allow writing through it.
+        is_inside.then(|| unsafe { self.bytes.as_ptr().add(offset) }.cast_mut().cast())
+    }
+
+    fn has(&self, length: usize) -> bool {
+        length <= self.length
+    }
+}
+
+/// A flow table that several threads can work on, as CPUs do.
+pub struct Memory {
+    seed: [u64; 2],
+    tags: Box<[UnsafeCell<u64>]>,
+    buckets: Box<[UnsafeCell<Bucket>]>,
+}
+
+// SAFETY: the data plane reaches it through raw pointers, and its protocol for doing so from several CPUs is what
+// the tests are about.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// An empty table.
+    pub fn new(buckets: u32, seed: [u64; 2]) -> Arc<Memory> {
+        let bucket = Bucket { entries: [FlowEntry::zeroed(); WAYS] };
+        Arc::new(Memory {
+            seed,
+            tags: (0..buckets).map(|_| UnsafeCell::new(0)).collect(),
+            buckets: (0..buckets).map(|_| UnsafeCell::new(bucket)).collect(),
+        })
+    }
+
+    /// How many entries it has room for.
+    pub fn entries(&self) -> u32 {
+        (self.buckets.len() * WAYS) as u32
+    }
+
+    /// A copy of an entry.
+    pub fn entry(&self, index: u32) -> FlowEntry {
+        // SAFETY: valid and aligned; `Pod` types have no invalid values.
+        unsafe { self.place(index).read_volatile() }
+    }
+
+    /// Writes an entry's control word, as another CPU would.
+    pub fn set_control(&self, index: u32, control: Control) {
+        // SAFETY: valid and aligned, and no other thread uses a table that tests change by hand.
+        unsafe { (&raw mut (*self.place(index)).control).write(control) };
+    }
+
+    /// Makes one entry the twin of another.
+    pub fn set_twin(&self, index: u32, twin: u32) {
+        // SAFETY: as above; written whole, as `open` does.
+        unsafe { (&raw mut (*self.place(index)).twin).write_volatile(twin) };
+    }
+
+    fn place(&self, index: u32) -> *mut FlowEntry {
+        let bucket = self.buckets[index as usize / WAYS].get();
+        // SAFETY: one of the eight entries of the bucket.
+        unsafe { (&raw mut (*bucket).entries).cast::<FlowEntry>().add(index as usize % WAYS) }
+    }
+
+    /// The tag of an entry, without the bit that protects it.
+    pub fn tag(&self, index: u32) -> u8 {
+        self.tag_byte(index) & 0x7f
+    }
+
+    /// Whether an entry is protected.
+    pub fn is_protected(&self, index: u32) -> bool {
+        self.tag_byte(index) & 0x80 != 0
+    }
+
+    fn tag_byte(&self, index: u32) -> u8 {
+        // SAFETY: valid and aligned.
+        let word = unsafe { self.tags(index / WAYS as u32).unwrap().read_volatile() };
+        word.to_le_bytes()[(index % WAYS as u32) as usize]
+    }
+
+    /// All entries that hold a flow, with their indices.
+    pub fn live(&self) -> impl Iterator<Item = (u32, FlowEntry)> {
+        (0..self.entries())
+            .map(|index| (index, self.entry(index)))
+            .filter(|(_, entry)| entry.control.is_live())
+    }
+
+    /// How many flows count as active.
+    pub fn active(&self) -> u64 {
+        self.live().filter(|(_, entry)| entry.control.flags() & flags::ACTIVE != 0).count() as u64
+    }
+
+    /// Asserts what holds whenever no CPU is at work: nothing is claimed, and only live entries have tags.
+    #[track_caller]
+    pub fn assert_consistent(&self) {
+        for index in 0..self.entries() {
+            let entry = self.entry(index);
+            if entry.control.is_live() {
+                let hash = table::hash(self, &entry.key);
+                assert_eq!(self.tag(index), hash.tag, "tag of live entry {index}");
+                assert!(hash.buckets.contains(&(index / WAYS as u32)), "bucket of entry {index}");
+            } else {
+                assert_eq!(entry.control.0 as u8, 0, "entry {index} is still claimed");
+                assert_eq!(self.tag(index), 0, "tag of free entry {index}");
+            }
+        }
+    }
+}
+
+impl FlowMemory for Memory {
+    fn seed(&self) -> [u64; 2] {
+        self.seed
+    }
+
+    fn buckets(&self) -> u32 {
+        self.buckets.len() as u32
+    }
+
+    fn tags(&self, bucket: u32) -> Option<*mut u64> {
+        self.tags.get(bucket as usize).map(UnsafeCell::get)
+    }
+
+    fn bucket(&self, bucket: u32) -> Option<*mut Bucket> {
+        self.buckets.get(bucket as usize).map(UnsafeCell::get)
+    }
+}
+
+/// One CPU of the kernel: maps that no other CPU sees but for the flow table, and a clock that is set by hand.
+pub struct Kernel {
+    pub memory: Arc<Memory>,
+    pub now: Cell<u32>,
+    pub ingress: Cell<u32>,
+    pub ports: HashMap<u32, u16>,
+    pub services: HashMap<ServiceKey, Service>,
+    pub roles: HashMap<[u8; 4], u32>,
+    /// By service: how many slots were taken, and the slots.
+    pub rings: RefCell<HashMap<ServiceId, (RingWord, Vec<BackendId>)>>,
+    pub backends: Vec<Backend>,
+    pub hops: HashMap<u32, NextHop>,
+    /// Up to which age packets count in the profiles.
+    pub profiled_age: u32,
+    profiles: Vec<UnsafeCell<AgeProfile>>,
+    counters: Vec<UnsafeCell<BackendCounters>>,
+    drops: [Cell<u64>; Reason::ALL.len()],
+}
+
+impl Kernel {
+    /// A kernel with this flow table, this many backends' counters, and nothing else.
+    pub fn new(memory: Arc<Memory>, backends: usize) -> Kernel {
+        Kernel {
+            memory,
+            now: Cell::new(0),
+            ingress: Cell::new(0),
+            ports: HashMap::new(),
+            services: HashMap::new(),
+            roles: HashMap::new(),
+            rings: RefCell::default(),
+            backends: vec![Backend::default(); backends],
+            hops: HashMap::new(),
+            profiled_age: 1_000,
+            profiles: (0..2).map(|_| UnsafeCell::new(AgeProfile::zeroed())).collect(),
+            counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
+            drops: Default::default(),
+        }
+    }
+
+    /// Gives a service the slots of its ring.
+    pub fn set_ring(&self, service: ServiceId, slots: &[BackendId]) {
+        self.rings.borrow_mut().insert(service, (RingWord::new(0, slots.len()), slots.to_vec()));
+    }
+
+    /// How many slots of a service's ring were taken.
+    pub fn taken(&self, service: ServiceId) -> u64 {
+        self.rings.borrow()[&service].0.taken()
+    }
+
+    /// The hop to a backend.
+    pub fn backend_hop(&mut self, backend: BackendId) -> &mut NextHop {
+        self.hops.get_mut(&(MAX_PORTS + u32::from(backend))).unwrap()
+    }
+
+    /// The counters of a backend.
+    pub fn counted(&self, backend: usize) -> BackendCounters {
+        // SAFETY: no pointer to it outlives a call into the data plane.
+        unsafe { *self.counters[backend].get() }
+    }
+
+    /// The age profile of a service.
+    pub fn profiled(&self, service: usize) -> AgeProfile {
+        // SAFETY: as above.
+        unsafe { *self.profiles[service].get() }
+    }
+
+    /// The sum of a counter over all backends.
+    pub fn total(&self, counter: impl Fn(BackendCounters) -> u64) -> u64 {
+        (0..self.counters.len()).map(|backend| counter(self.counted(backend))).sum()
+    }
+
+    /// The refusals that were counted.
+    pub fn drops(&self) -> Vec<(Reason, u64)> {
+        let counts = Reason::ALL.map(|reason| (reason, self.drops[reason as usize].get()));
+        counts.into_iter().filter(|(_, count)| *count != 0).collect()
+    }
+
+    /// How many refusals were counted.
+    pub fn dropped(&self) -> u64 {
+        self.drops.iter().map(Cell::get).sum()
+    }
+
+    /// Asserts that the flows that count as active are those opened and not closed.
+    #[track_caller]
+    pub fn assert_active_is_exact(&self) {
+        let balance = self.total(|counters| counters.opened) - self.total(|counters| counters.closed);
+        assert_eq!(balance, self.memory.active(), "opened - closed = active flows");
+    }
+}
+
+impl FlowMemory for Kernel {
+    fn seed(&self) -> [u64; 2] {
+        self.memory.seed()
+    }
+
+    fn buckets(&self) -> u32 {
+        self.memory.buckets()
+    }
+
+    fn tags(&self, bucket: u32) -> Option<*mut u64> {
+        self.memory.tags(bucket)
+    }
+
+    fn bucket(&self, bucket: u32) -> Option<*mut Bucket> {
+        self.memory.bucket(bucket)
+    }
+}
+
+impl Environment for Kernel {
+    fn now(&self) -> u32 {
+        self.now.get()
+    }
+
+    fn ingress(&self) -> u32 {
+        self.ingress.get()
+    }
+
+    fn port(&self, ifindex: u32) -> Option<u16> {
+        self.ports.get(&ifindex).copied()
+    }
+
+    fn service(&self, key: &ServiceKey) -> Option<Service> {
+        self.services.get(key).copied()
+    }
+
+    fn roles(&self, address: [u8; 4]) -> u32 {
+        self.roles.get(&address).copied().unwrap_or(0)
+    }
+
+    fn take_slot(&self, service: ServiceId) -> Option<BackendId> {
+        let mut rings = self.rings.borrow_mut();
+        let (word, slots) = rings.get_mut(&service)?;
+        let taken = *word;
+        word.0 = word.0.wrapping_add(RingWord::TAKE);
+        Some(slots[taken.slot()?])
+    }
+
+    fn backend(&self, id: BackendId) -> Option<Backend> {
+        self.backends.get(usize::from(id)).copied()
+    }
+
+    fn next_hop(&self, index: u32) -> Option<NextHop> {
+        self.hops.get(&index).copied()
+    }
+
+    fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
+        self.counters.get(usize::from(id)).map(UnsafeCell::get)
+    }
+
+    fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile> {
+        self.profiles.get(usize::from(service)).map(UnsafeCell::get)
+    }
+
+    fn profiled_age(&self) -> u32 {
+        self.profiled_age
+    }
+
+    fn refuse(&self, reason: Reason) {
+        let count = &self.drops[reason as usize];
+        count.set(count.get() + 1);
+    }
+}

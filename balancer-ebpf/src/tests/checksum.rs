@@ -1,0 +1,180 @@
+//! Sums that are changed incrementally against sums that are computed anew.
+
+use std::{vec, vec::Vec};
+
+use balancer_common::{FlowEntry, UDP};
+use bytemuck::Zeroable;
+use proptest::{collection::vec as bytes, prelude::*};
+
+use super::{
+    buffer::Buffer,
+    cases,
+    frame::{Endpoint, Frame, L4, l4_checksum_at, sum_anew, translated},
+};
+use crate::{
+    checksum::{Delta, update},
+    parse::parse,
+    rewrite::{Translation, rewrite},
+};
+
+const TO: [u8; 6] = [2, 0, 0, 0, 0, 11];
+const FROM: [u8; 6] = [2, 0, 0, 0, 0, 10];
+
+/// What a flow entry with these endpoints holds, from the parsed frame's.
+fn entry(frame: &Frame, source: Endpoint, destination: Endpoint) -> FlowEntry {
+    let addresses =
+        Delta::default().address(frame.source.0, source.0).address(frame.destination.0, destination.0);
+    let ports = Delta::default()
+        .word(frame.source.1.to_be_bytes(), source.1.to_be_bytes())
+        .word(frame.destination.1.to_be_bytes(), destination.1.to_be_bytes());
+    FlowEntry {
+        new_source: source.0,
+        new_destination: destination.0,
+        new_source_port: source.1.to_be_bytes(),
+        new_destination_port: destination.1.to_be_bytes(),
+        ip_delta: addresses.and(Delta::TTL).fold(),
+        l4_delta: addresses.and(ports).fold(),
+        ..FlowEntry::zeroed()
+    }
+}
+
+/// Rewrites a frame as a flow of these endpoints does.
+fn rewritten(input: &[u8], entry: &FlowEntry) -> Vec<u8> {
+    let buffer = Buffer::new(input);
+    let parsed = parse(&buffer).unwrap_or_else(|_| panic!("not a frame: {input:02x?}"));
+    rewrite(&parsed, &Translation::of(entry), TO, FROM);
+    buffer.bytes()
+}
+
+pub fn endpoints() -> impl Strategy<Value = Endpoint> {
+    // Words of all zeros and all ones are where one's-complement sums go wrong.
+    let octet = prop_oneof![Just(0_u8), Just(0xff), any::<u8>()];
+    ([octet.clone(), octet.clone(), octet.clone(), octet], prop_oneof![Just(0), Just(0xffff), any::<u16>()])
+}
+
+pub fn frames() -> impl Strategy<Value = Frame> {
+    let words = |most: usize| bytes(any::<[u8; 4]>(), 0..=most).prop_map(|words| words.concat());
+    let tcp = (any::<u8>(), words(10)).prop_map(|(flags, options)| L4::Tcp { flags, options });
+    let udp = prop::bool::weighted(0.8).prop_map(|is_summed| L4::Udp { is_summed });
+    let l4 = prop_oneof![tcp, udp];
+    let payload = bytes(any::<u8>(), 0..24);
+    (endpoints(), endpoints(), 2_u8.., prop_oneof![3 => Just(vec![]), 1 => words(10)], l4, payload).prop_map(
+        |(source, destination, ttl, options, l4, payload)| Frame {
+            ttl,
+            options,
+            l4,
+            payload,
+            ..Frame::tcp(source, destination, 0)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(cases(20_000))]
+
+    /// Header, TCP and UDP sums after any translation are those of the packet that leaves.
+    #[test]
+    fn an_incremental_sum_equals_a_full_one(frame in frames(), source in endpoints(), destination in endpoints()) {
+        let input = frame.bytes();
+        let output = rewritten(&input, &entry(&frame, source, destination));
+        let expected = translated(&input, TO, FROM, source, destination);
+        prop_assert_eq!(&output, &expected);
+        prop_assert_eq!(output[l4_checksum_at(&output)..][..2] == [0, 0] && output[23] == UDP,
+            matches!(frame.l4, L4::Udp { is_summed: false }));
+    }
+
+}
+
+proptest! {
+    #![proptest_config(cases(2_000))]
+
+    /// There and back again is the packet as it was, but for the TTL.
+    #[test]
+    fn the_way_back_undoes_the_translation(frame in frames(), source in endpoints(), destination in endpoints()) {
+        prop_assume!(frame.ttl > 2);
+        let there = rewritten(&frame.bytes(), &entry(&frame, source, destination));
+        let moved = Frame { source, destination, ..frame.clone() };
+        let back = rewritten(&there, &entry(&moved, frame.source, frame.destination));
+        let expected = Frame { to: TO, from: FROM, ttl: frame.ttl - 2, ..frame };
+        prop_assert_eq!(back, expected.bytes());
+    }
+
+    /// Reading all words in the other byte order gives the same sum in that order (RFC 1071, section 2B).
+    #[test]
+    fn byte_order_does_not_matter(sum: [u8; 2], old: [u8; 2], new: [u8; 2], from: [u8; 4], to: [u8; 4]) {
+        fn swap<const N: usize>(mut bytes: [u8; N]) -> [u8; N] {
+            bytes.chunks_mut(2).for_each(<[u8]>::reverse);
+            bytes
+        }
+        let here = update(sum, Delta::default().word(old, new).address(from, to).fold());
+        let there = Delta::default().word(swap(old), swap(new)).address(swap(from), swap(to)).fold();
+        prop_assert_eq!(swap(update(swap(sum), there)), here);
+    }
+
+    /// A folded delta is what its parts are, in any order.
+    #[test]
+    fn deltas_add_up(sum: [u8; 2], words: [([u8; 2], [u8; 2]); 4]) {
+        let parts = words.map(|(old, new)| Delta::default().word(old, new));
+        let together = parts.into_iter().fold(Delta::default(), Delta::and).fold();
+        let one_by_one = parts.into_iter().rev().fold(sum, |sum, part| update(sum, part.fold()));
+        prop_assert_eq!(update(sum, together), one_by_one);
+    }
+}
+
+/// One's-complement addition as arithmetic modulo 0xffff, where 0 comes out only of 0 + 0.
+fn updated(old: u16, delta: u16) -> u16 {
+    match u32::from(!old) + u32::from(delta) {
+        0 => 0xffff,
+        sum => !(((sum - 1) % 0xffff + 1) as u16),
+    }
+}
+
+#[test]
+fn every_old_sum_is_updated_exactly() {
+    for delta in [0, 1, 0x00ff, 0xff00, 0x7fff, 0x8000, 0xfeff, 0xfffe, 0xffff] {
+        for old in 0..=u16::MAX {
+            let new = u16::from_ne_bytes(update(old.to_ne_bytes(), delta));
+            assert_eq!(new, updated(old, delta), "{old:04x} + {delta:04x}");
+        }
+    }
+}
+
+/// Over all old sums that a datagram can have: UDP's 0 stays, and a computed 0 is sent as ffff, but for TCP.
+#[test]
+fn zero_means_none_for_udp_alone() {
+    let (source, destination) = (([10, 0, 1, 10], 40_000), ([192, 0, 2, 10], 80));
+    let backend = ([10, 0, 2, 11], 8080);
+    for frame in [Frame::udp(source, destination, &[0, 0]), Frame::tcp(source, destination, 0x10)] {
+        let entry = entry(&frame, source, backend);
+        let delta = u16::from_be_bytes(entry.l4_delta.to_ne_bytes());
+        let mut input = frame.bytes();
+        let (is_udp, place) = (input[23] == UDP, l4_checksum_at(&input));
+        let mut zeros = 0;
+        for old in 0..=u16::MAX {
+            input[place..place + 2].copy_from_slice(&old.to_be_bytes());
+            let output = rewritten(&input, &entry);
+            let new = u16::from_be_bytes([output[place], output[place + 1]]);
+            let expected = match (updated(old, delta), is_udp) {
+                (_, true) if old == 0 => 0,
+                (0, true) => 0xffff,
+                (sum, _) => sum,
+            };
+            assert_eq!(new, expected, "old sum {old:04x}, UDP: {is_udp}");
+            zeros += u32::from(new == 0);
+        }
+        assert_eq!(zeros, 1, "UDP: that of 0; TCP: the one that becomes 0");
+    }
+}
+
+/// The sum of the IPv4 header may become 0, and 0 is right there.
+#[test]
+fn an_ip_header_sum_may_become_zero() {
+    let source = ([10, 0, 1, 10], 40_000);
+    let frame = Frame::udp(source, ([192, 0, 2, 10], 80), b"hi");
+    let mut input = frame.bytes();
+    input[18..20].copy_from_slice(&[0x64, 0xbb]);
+    sum_anew(&mut input);
+    assert_eq!(input[24..26], [0x49, 0x00]);
+    let output = rewritten(&input, &entry(&frame, source, ([10, 0, 2, 11], 8080)));
+    assert_eq!(output[24..26], [0, 0]);
+}
