@@ -265,6 +265,20 @@ fn nobody_to_pick_is_an_empty_ring() {
     }
 }
 
+/// The new ring may be shorter than the one in use, and begin with what is due there too.
+#[test]
+fn no_slot_is_left_to_a_backend_that_takes_no_flows_any_more() {
+    for method in [Method::LeastPackets, Method::RoundRobin] {
+        for (taken, weights) in [(0, [1, 0, 0]), (0, [1, 1, 0]), (1, [0, 1, 0]), (2, [1, 0, 1])] {
+            let mut world = World::new(method, &[1, 1, 1]);
+            world.flows(taken);
+            world.weights(&weights);
+            let strays = world.slots.iter().filter(|id| weights[usize::from(**id)] == 0).count();
+            assert_eq!(strays, 0, "{method}, {weights:?} after {taken}: {:?}", world.slots);
+        }
+    }
+}
+
 #[test]
 fn the_ring_holds_what_may_arrive_before_the_next_tick() {
     let mut world = World::new(Method::LeastPackets, &[1; 3]);
