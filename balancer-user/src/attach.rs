@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use crate::{
     api::AttachedMode,
     config::{Daemon, XdpMode},
-    datapath::{Attached, Datapath, PinnedLinks},
+    datapath::{AttachError, Attached, Datapath, PinnedLinks, detach_pins},
     network::{Network, XdpAttachment},
 };
 
@@ -18,6 +18,7 @@ pub struct Interfaces {
     stale: Vec<String>,
 }
 
+#[derive(Clone)]
 struct Interface {
     name: String,
     index: u32,
@@ -29,7 +30,21 @@ struct Interface {
 pub struct Attachments {
     /// One mode for all: what is redirected to an interface that can't transmit is lost by the kernel.
     pub mode: AttachedMode,
+    program: u32,
+    interfaces: Vec<(Interface, State)>,
     _held: Vec<Attached>,
+}
+
+/// What has become of an interface that the program was attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Attached,
+    Renamed(String),
+    Deleted,
+    /// Another interface has its name.
+    Recreated,
+    /// Somebody took the program off.
+    Detached,
 }
 
 impl Interfaces {
@@ -49,23 +64,13 @@ impl Interfaces {
             if link.mac.is_none() {
                 bail!("interface {name} has no Ethernet address, so it can't carry balanced packets");
             }
-            let pin = pins.take(name.as_str());
-            let own = match (link.xdp, pin) {
+            let own = match (link.xdp, pins.take(name.as_str())) {
                 (Some(attachment), Some(pin)) if pin.program == attachment.program => {
                     Some((pin.path, attachment))
                 }
-                (Some(attachment), _) => bail!(
-                    "interface {name} carries another XDP program (id {}); see what it is with `bpftool prog show id {}`, \
-                     and take it off with its own tool or `ip link set dev {name} xdp off`",
-                    attachment.program,
-                    attachment.program
-                ),
-                (None, Some(pin)) => {
-                    // The interface was deleted and made anew: the link leads nowhere.
-                    pins.put_back(name.as_str(), pin);
-                    None
-                }
-                (None, None) => None,
+                (Some(attachment), _) => return Err(foreign(name.as_str(), attachment, &pins)),
+                // With a pin, the interface was deleted and made anew: the link leads nowhere.
+                (None, _) => None,
             };
             found.push(Interface { name: name.to_string(), index: link.index, own });
         }
@@ -78,34 +83,55 @@ impl Interfaces {
     }
 }
 
-/// Puts the program on all interfaces, natively or, where that is refused and allowed, generically on all.
+fn foreign(name: &str, attachment: XdpAttachment, pins: &PinnedLinks) -> anyhow::Error {
+    let id = attachment.program;
+    if pins.contain(id) {
+        return anyhow!(
+            "interface {name} carries an earlier balancer's program (id {id}) that is pinned under another name, as \
+             after a rename; take it off with `balancer detach`"
+        );
+    }
+    anyhow!(
+        "interface {name} carries another XDP program (id {id}); see what it is with `bpftool prog show id {id}`, and \
+         take it off with its own tool (another balancer's: `balancer detach --pin-path PATH`), or with `ip link set dev \
+         {name} xdp off` where no link holds it (`bpftool link`)"
+    )
+}
+
+/// Puts the program on all interfaces, natively or, where that is refused and allowed, generically on all. Then the
+/// interfaces that are not configured any more lose theirs.
 ///
 /// # Errors
 ///
 /// What the kernel refused, and why. Nothing stays attached that was not before.
 pub fn attach(datapath: &mut Datapath, interfaces: &Interfaces, daemon: &Daemon) -> Result<Attachments> {
-    let mode = mode_in_place(interfaces, daemon.xdp_mode);
-    let is_generic = match mode {
-        Some(mode) => mode == AttachedMode::Generic,
-        None => daemon.xdp_mode == XdpMode::Generic,
-    };
-    if !interfaces.stale.is_empty()
-        && let Some(pins) = &daemon.pin_path
-    {
-        crate::datapath::detach_pins(pins, &interfaces.stale)?;
-    }
-    let held = match attach_all(datapath, interfaces, is_generic, daemon.pin_path.as_deref()) {
-        Ok(held) => return Ok(Attachments { mode: mode_of(is_generic), _held: held }),
-        Err(refused) if !is_generic && daemon.xdp_mode == XdpMode::Auto && refused.allows_generic => {
+    let pins = daemon.pin_path.as_deref();
+    let mode = mode_in_place(interfaces, daemon.xdp_mode).unwrap_or(match daemon.xdp_mode {
+        XdpMode::Generic => AttachedMode::Generic,
+        XdpMode::Auto | XdpMode::Native => AttachedMode::Native,
+    });
+    let (mode, held) = match attach_all(datapath, interfaces, mode, pins) {
+        Ok(held) => (mode, held),
+        Err(refused)
+            if mode == AttachedMode::Native && daemon.xdp_mode == XdpMode::Auto && refused.allows_generic =>
+        {
             tracing::warn!("{:#}; falling back to generic mode on all interfaces", refused.error);
-            attach_all(datapath, interfaces, true, daemon.pin_path.as_deref())
+            let held = attach_all(datapath, interfaces, AttachedMode::Generic, pins);
+            (AttachedMode::Generic, held.map_err(|refused| refused.error)?)
         }
-        Err(refused) => Err(refused),
+        Err(refused) => return Err(refused.error),
     };
-    match held {
-        Ok(held) => Ok(Attachments { mode: AttachedMode::Generic, _held: held }),
-        Err(refused) => Err(refused.error),
+    if let Some(pins) = pins
+        && !interfaces.stale.is_empty()
+    {
+        detach_pins(pins, &interfaces.stale)?;
     }
+    Ok(Attachments {
+        mode,
+        program: datapath.program_id()?,
+        interfaces: interfaces.found.iter().map(|interface| (interface.clone(), State::Attached)).collect(),
+        _held: held,
+    })
 }
 
 struct Refused {
@@ -129,50 +155,131 @@ fn mode_in_place(interfaces: &Interfaces, wanted: XdpMode) -> Option<AttachedMod
         XdpMode::Native => !first,
         XdpMode::Generic => first,
     };
-    (is_wanted && modes.all(|mode| mode == first)).then(|| mode_of(first))
-}
-
-fn mode_of(is_generic: bool) -> AttachedMode {
-    if is_generic { AttachedMode::Generic } else { AttachedMode::Native }
+    (is_wanted && modes.all(|mode| mode == first)).then_some(if first {
+        AttachedMode::Generic
+    } else {
+        AttachedMode::Native
+    })
 }
 
 fn attach_all(
     datapath: &mut Datapath,
     interfaces: &Interfaces,
-    is_generic: bool,
+    mode: AttachedMode,
     pin_path: Option<&Path>,
 ) -> Result<Vec<Attached>, Refused> {
+    let is_generic = mode == AttachedMode::Generic;
+    let can_replace = |interface: &&Interface| {
+        interface.own.as_ref().is_some_and(|(_, attachment)| attachment.is_generic == is_generic)
+    };
+    // What may be refused comes first: until then, an earlier balancer's program goes on elsewhere.
+    let (to_replace, to_attach): (Vec<_>, Vec<_>) = interfaces.found.iter().partition(can_replace);
     let mut held = Vec::new();
-    for interface in &interfaces.found {
-        let name = &interface.name;
-        if let Some((pin, own)) = &interface.own {
-            if own.is_generic == is_generic {
-                held.push(datapath.replace(pin)?);
-                continue;
-            }
-            if let Some(pins) = pin_path {
-                crate::datapath::detach_pins(pins, std::slice::from_ref(name))?;
-            }
+    for Interface { name, index, own } in &to_attach {
+        if own.is_some()
+            && let Some(pins) = pin_path
+        {
+            // It runs in the other mode, and an interface has one mode at a time.
+            detach_pins(pins, std::slice::from_ref(name))?;
         }
-        let attached = datapath.attach(interface.index, is_generic).map_err(|error| Refused {
-            allows_generic: error.allows_generic(),
-            error: anyhow!("{error}")
-                .context(format!("attach the XDP program to {name} in {} mode", mode_of(is_generic))),
-        })?;
-        held.push(attached);
+        held.push(datapath.attach(*index, is_generic).map_err(|error| refusal(error, name, mode))?);
     }
     let Some(pins) = pin_path else { return Ok(held) };
-    // Only what is attached everywhere is pinned.
-    let pinned = held.into_iter().zip(&interfaces.found).map(|(attached, interface)| {
-        attached.pin(pins, &interface.name).with_context(|| format!("pin the link of {}", interface.name))
+    let pinned = held.into_iter().zip(&to_attach).map(|(attached, Interface { name, .. })| {
+        attached.pin(pins, name).with_context(|| format!("pin the link of {name}"))
     });
-    match pinned.collect() {
-        Ok(pinned) => Ok(pinned),
-        Err(error) => {
-            let names: Vec<String> =
-                interfaces.found.iter().map(|interface| interface.name.clone()).collect();
-            crate::datapath::detach_pins(pins, &names)?;
-            Err(error.into())
+    let own = to_replace.iter().filter_map(|interface| interface.own.as_ref());
+    let replaced = own.map(|(pin, _)| datapath.replace(pin));
+    let all: Result<Vec<Attached>> = pinned.chain(replaced).collect();
+    if all.is_err() {
+        let names: Vec<String> = to_attach.iter().map(|interface| interface.name.clone()).collect();
+        if !names.is_empty() {
+            detach_pins(pins, &names)?;
+        }
+    }
+    Ok(all?)
+}
+
+fn refusal(error: AttachError, name: &str, mode: AttachedMode) -> Refused {
+    let allows_generic = error.allows_generic();
+    let hint = match (&error, mode) {
+        (AttachError::Kernel(error), AttachedMode::Native) => match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => " (its driver has no native XDP)",
+            Some(libc::ERANGE | libc::EINVAL) => " (its MTU or its offloads do not go with native XDP)",
+            Some(libc::ENOSPC) => " (it has too few queues for native XDP)",
+            _ => "",
+        },
+        _ => "",
+    };
+    let error = anyhow!("{error}{hint}").context(format!("attach the XDP program to {name} in {mode} mode"));
+    Refused { error, allows_generic }
+}
+
+impl Attachments {
+    /// Says in the log, once for each change, which interfaces have lost the program or have it again.
+    pub fn watch(&mut self, network: &Network) {
+        for (interface, state) in &mut self.interfaces {
+            let now = state_of(interface, self.program, network);
+            if now == *state {
+                continue;
+            }
+            let name = &interface.name;
+            match &now {
+                State::Attached => tracing::info!("interface {name} is back, with the XDP program"),
+                State::Renamed(other) => tracing::warn!(
+                    "interface {name} is called {other} now: nothing leaves by it until it is called {name} again"
+                ),
+                State::Deleted => {
+                    tracing::warn!("interface {name} was deleted: nothing comes in or leaves by it")
+                }
+                State::Recreated => tracing::warn!(
+                    "interface {name} was deleted and made anew, without the XDP program: restart the balancer"
+                ),
+                State::Detached => {
+                    tracing::warn!("somebody took the XDP program off interface {name}: restart the balancer")
+                }
+            }
+            *state = now;
+        }
+    }
+}
+
+fn state_of(interface: &Interface, program: u32, network: &Network) -> State {
+    match network.links.iter().find(|link| link.index == interface.index) {
+        Some(link) if link.xdp.is_none_or(|attachment| attachment.program != program) => State::Detached,
+        Some(link) if link.name != interface.name => State::Renamed(link.name.clone()),
+        Some(_) => State::Attached,
+        None if network.link(&interface.name).is_some() => State::Recreated,
+        None => State::Deleted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::Link;
+
+    #[test]
+    fn what_has_become_of_an_interface() {
+        let interface = Interface { name: "eth0".to_owned(), index: 5, own: None };
+        let link = |index, name: &str, program: Option<u32>| Link {
+            index,
+            name: name.to_owned(),
+            mac: None,
+            mtu: 1500,
+            is_up: true,
+            xdp: program.map(|program| XdpAttachment { is_generic: false, program }),
+        };
+        for (links, expected) in [
+            (vec![link(5, "eth0", Some(7))], State::Attached),
+            (vec![link(5, "eth9", Some(7)), link(6, "eth0", None)], State::Renamed("eth9".to_owned())),
+            (vec![link(6, "eth1", None)], State::Deleted),
+            (vec![link(6, "eth0", None)], State::Recreated),
+            (vec![link(5, "eth0", None)], State::Detached),
+            (vec![link(5, "eth0", Some(8))], State::Detached),
+        ] {
+            let network = Network { links, ..Network::default() };
+            assert_eq!(state_of(&interface, 7, &network), expected, "{:?}", network.links);
         }
     }
 }

@@ -9,46 +9,110 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use nix::{
+    errno::Errno,
     fcntl::{Flock, FlockArg},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
+    sys::{
+        stat::{major, minor},
+        statfs::{BPF_FS_MAGIC, statfs},
+    },
 };
 
 use crate::config::Daemon;
 
 /// The lock that a running balancer holds; the kernel lets go of it when the process ends, however it ends.
 pub struct Instance {
+    path: PathBuf,
     _lock: Flock<File>,
 }
 
 impl Instance {
-    /// Claims the pin path, which is made if it is missing; without pins, the socket's path.
+    /// Claims the pin path, which is made if it is missing; without pins, a file beside the socket.
     ///
     /// # Errors
     ///
     /// When another balancer holds it (with its process id), or the pin path is not on a BPF file system.
     pub fn claim(daemon: &Daemon) -> Result<Instance> {
-        let (path, file) = match &daemon.pin_path {
-            Some(pins) => (pins.clone(), open_pins(pins)?),
-            None => open_socket_lock(&daemon.socket)?,
-        };
-        let inode = file.metadata().with_context(|| format!("look at {}", path.display()))?.ino();
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Instance { _lock: lock }),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                let holder =
-                    holder(inode).map_or_else(|| "another process".to_owned(), |id| format!("process {id}"));
-                bail!(
-                    "another balancer is running: {holder} holds {}; stop it, or give this one a pin-path and a \
-                     socket of its own",
-                    path.display()
-                )
+        let claimed = match &daemon.pin_path {
+            Some(pins) => lock(pins, || open_pins(pins))?,
+            None => {
+                let path = daemon.socket.with_extension("lock");
+                lock(&path, || open_socket_lock(&path))?
             }
-            Err((_, error)) => Err(error).with_context(|| format!("lock {}", path.display())),
+        };
+        match claimed {
+            Claimed::Ours(instance) => Ok(instance),
+            Claimed::Held { by, path } => bail!(
+                "another balancer is running: {by} holds {}; stop it, or give this one a pin-path and a socket of its own",
+                path.display()
+            ),
+        }
+    }
+
+    /// Claims a pin path in order to clear it; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// When a balancer is running there, or the path is not on a BPF file system.
+    pub fn claim_to_clear(pins: &Path) -> Result<Option<Instance>> {
+        if !pins.exists() {
+            return Ok(None);
+        }
+        require_bpffs(pins)?;
+        match lock(pins, || File::open(pins).with_context(|| format!("open {}", pins.display())))? {
+            Claimed::Ours(instance) => Ok(Some(instance)),
+            Claimed::Held { by, path } => {
+                bail!("a balancer is running: {by} holds {}; stop it first", path.display())
+            }
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // Fails where pins are left, and that is how it must be.
+        if self.path.is_dir() {
+            drop(fs::remove_dir(&self.path));
+        } else {
+            drop(fs::remove_file(&self.path));
+        }
+    }
+}
+
+enum Claimed {
+    Ours(Instance),
+    Held { by: String, path: PathBuf },
+}
+
+/// Locks what `open` opens at `path`.
+fn lock(path: &Path, open: impl Fn() -> Result<File>) -> Result<Claimed> {
+    loop {
+        let file = open()?;
+        let opened = file.metadata().with_context(|| format!("look at {}", path.display()))?;
+        let identity = (opened.dev(), opened.ino());
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => {
+                // Whoever held it may have removed it since it was opened here; then another can be made and locked.
+                if fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == identity) {
+                    return Ok(Claimed::Ours(Instance { path: path.to_owned(), _lock: lock }));
+                }
+            }
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let by = holder(identity)
+                    .map_or_else(|| "another process".to_owned(), |process| format!("process {process}"));
+                return Ok(Claimed::Held { by, path: path.to_owned() });
+            }
+            Err((_, error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
         }
     }
 }
 
 fn open_pins(pins: &Path) -> Result<File> {
+    require_bpffs(pins)?;
+    fs::create_dir_all(pins).with_context(|| format!("create {}", pins.display()))?;
+    File::open(pins).with_context(|| format!("open {}", pins.display()))
+}
+
+fn require_bpffs(pins: &Path) -> Result<()> {
     let existing = pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let kind = statfs(existing).with_context(|| format!("look at {}", existing.display()))?.filesystem_type();
     if kind != BPF_FS_MAGIC {
@@ -58,32 +122,29 @@ fn open_pins(pins: &Path) -> Result<File> {
             pins.display()
         );
     }
-    fs::create_dir_all(pins).with_context(|| format!("create {}", pins.display()))?;
-    File::open(pins).with_context(|| format!("open {}", pins.display()))
+    Ok(())
 }
 
-fn open_socket_lock(socket: &Path) -> Result<(PathBuf, File)> {
-    let path = socket.with_extension("lock");
+fn open_socket_lock(path: &Path) -> Result<File> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     }
-    let file = File::options()
+    File::options()
         .create(true)
         .truncate(false)
         .write(true)
-        .open(&path)
-        .with_context(|| format!("open {}", path.display()))?;
-    Ok((path, file))
+        .open(path)
+        .with_context(|| format!("open {}", path.display()))
 }
 
-/// The process that holds a lock on this inode, as /proc/locks tells it.
-fn holder(inode: u64) -> Option<u32> {
+/// The process that holds a lock on what has this device and inode, as /proc/locks tells it.
+fn holder((device, inode): (u64, u64)) -> Option<u32> {
     let locks: io::Result<String> = fs::read_to_string("/proc/locks");
+    let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.ok()?.lines().find_map(|line| {
         let mut words =
             line.split_whitespace().skip_while(|word| *word != "WRITE" && *word != "READ").skip(1);
-        let id = words.next()?.parse().ok()?;
-        let file = words.next()?;
-        file.rsplit(':').next()?.parse::<u64>().is_ok_and(|number| number == inode).then_some(id)
+        let process = words.next()?.parse().ok()?;
+        (words.next()? == file).then_some(process)
     })
 }

@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     api::{Server, Status},
-    attach::{self, Interfaces},
+    attach::{self, Attachments, Interfaces},
     clock::Monotonic,
     config::{Config, Daemon},
     controller::Controller,
@@ -63,7 +63,7 @@ async fn balance(config: Config) -> Result<()> {
     controller.set_network(Monotonic::now(), &network)?;
     // The rings are written before the first packet comes.
     controller.tick(Monotonic::now())?;
-    let attachments = attach::attach(controller.datapath_mut(), &interfaces, &daemon)?;
+    let mut attachments = attach::attach(controller.datapath_mut(), &interfaces, &daemon)?;
     controller.set_interfaces(attachments.mode);
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
 
@@ -71,7 +71,7 @@ async fn balance(config: Config) -> Result<()> {
     let (publish, published) = watch::channel(Arc::new(controller.status(Monotonic::now())?));
     let serve = server.serve(published, std::future::pending());
     tokio::select! {
-        result = steer(&daemon, &mut controller, from_kernel, &publish) => result,
+        result = steer(&daemon, &mut controller, &mut attachments, from_kernel, &publish) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -111,6 +111,7 @@ async fn first_network(
 async fn steer(
     daemon: &Daemon,
     controller: &mut Controller,
+    attachments: &mut Attachments,
     mut network: watch::Receiver<crate::network::Network>,
     publish: &watch::Sender<Arc<Status>>,
 ) -> Result<()> {
@@ -129,7 +130,11 @@ async fn steer(
                     bail!("the kernel's routes and neighbours are no longer followed");
                 }
                 let seen = network.borrow_and_update().clone();
-                controller.set_network(Monotonic::now(), &seen)?;
+                attachments.watch(&seen);
+                // An interface may go between the look and the write; the next look says so.
+                if let Err(error) = controller.set_network(Monotonic::now(), &seen) {
+                    tracing::warn!("{error:#}");
+                }
                 controller.tick(Monotonic::now())?;
             }
             _ = tick.tick() => {

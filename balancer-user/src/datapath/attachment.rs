@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result, anyhow};
 use aya::programs::{
     ProgramError, Xdp, XdpMode,
     links::{FdLink, PinnedLink},
-    xdp::{XdpLink, XdpLinkId},
+    xdp::{XdpError, XdpLink, XdpLinkId},
 };
 use balancer_common::names;
 
-use super::Datapath;
+use super::{Datapath, link};
 
 /// Why an interface did not take the program.
 #[derive(Debug)]
@@ -69,6 +69,11 @@ impl Datapath {
             .try_into()?)
     }
 
+    /// The id of the program.
+    pub fn program_id(&mut self) -> Result<u32> {
+        Ok(self.program()?.info().context("ask for the program's id")?.id())
+    }
+
     /// Attaches the program to an interface that has none (Linux 5.9).
     pub fn attach(&mut self, ifindex: u32, is_generic: bool) -> Result<Attached, AttachError> {
         let mode = if is_generic { XdpMode::Skb } else { XdpMode::Driver };
@@ -99,6 +104,11 @@ fn take_link(program: &mut Xdp, id: XdpLinkId) -> Result<FdLink> {
 fn into_attach_error(error: ProgramError) -> AttachError {
     match error {
         ProgramError::SyscallError(error) => AttachError::Kernel(error.io_error),
+        // Where a driver answers EINVAL, aya asks again by netlink.
+        ProgramError::XdpError(XdpError::NetlinkError(error)) => match error.raw_os_error() {
+            Some(code) => AttachError::Kernel(io::Error::from_raw_os_error(code)),
+            None => AttachError::Other(error.into()),
+        },
         other => AttachError::Other(other.into()),
     }
 }
@@ -109,7 +119,7 @@ impl Attached {
         let Attached::Held(link) = self else { return Ok(self) };
         let directory = links_directory(pin_path);
         fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-        let pin = directory.join(interface);
+        let pin = directory.join(pin_name(interface));
         // A pin of an interface that is gone leads nowhere.
         match fs::remove_file(&pin) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -148,7 +158,7 @@ impl PinnedLinks {
             let link = PinnedLink::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
             let link: FdLink = link.into();
             let program = link.info().with_context(|| format!("look at {}", path.display()))?.program_id();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = interface_name(&path.file_name().unwrap_or_default().to_string_lossy());
             links.insert(name, Pin { path, program });
         }
         Ok(PinnedLinks(links))
@@ -159,9 +169,9 @@ impl PinnedLinks {
         self.0.remove(interface)
     }
 
-    /// Puts it back.
-    pub fn put_back(&mut self, interface: &str, pin: Pin) {
-        self.0.insert(interface.to_owned(), pin);
+    /// Whether this is the program behind any of them.
+    pub fn contain(&self, program: u32) -> bool {
+        self.0.values().any(|pin| pin.program == program)
     }
 
     /// The names of the interfaces.
@@ -170,29 +180,66 @@ impl PinnedLinks {
     }
 }
 
-/// Removes the pinned links below `pin_path`, and with them the program from its interfaces; of `interfaces` only,
-/// or of all when that is empty. Returns whose were removed.
+/// Takes the program off the interfaces whose links are pinned below `pin_path`, and removes the pins; of `interfaces`
+/// only, or of all when that is empty. Returns whose were removed. `pin_path` itself stays: it is locked.
 pub fn detach_pins(pin_path: &Path, interfaces: &[String]) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for (name, pin) in PinnedLinks::read(pin_path)?.0 {
         if interfaces.is_empty() || interfaces.contains(&name) {
+            link::detach(&pin.path).with_context(|| format!("detach {}", pin.path.display()))?;
             fs::remove_file(&pin.path).with_context(|| format!("remove {}", pin.path.display()))?;
             removed.push(name);
         }
     }
-    for directory in [&links_directory(pin_path), pin_path] {
-        match fs::remove_dir(directory) {
-            Err(error)
-                if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) =>
-            {
-                return Err(error).with_context(|| format!("remove {}", directory.display()));
-            }
-            _ => {}
+    let directory = links_directory(pin_path);
+    match fs::remove_dir(&directory) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
+            Err(error).with_context(|| format!("remove {}", directory.display()))
         }
+        _ => Ok(removed),
     }
-    Ok(removed)
 }
 
 fn links_directory(pin_path: &Path) -> PathBuf {
     pin_path.join("links")
+}
+
+/// What an interface's pin is called. A BPF file system refuses dots, which VLAN interfaces have in their names.
+fn pin_name(interface: &str) -> String {
+    interface.replace('%', "%25").replace('.', "%2e")
+}
+
+fn interface_name(pin: &str) -> String {
+    pin.replace("%2e", ".").replace("%25", "%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_are_named_without_dots_and_lead_back() {
+        for (interface, pin) in [("eth0", "eth0"), ("eth0.7", "eth0%2e7"), ("a%2e.%", "a%252e%2e%25")] {
+            assert_eq!(pin_name(interface), pin);
+            assert_eq!(interface_name(pin), interface);
+        }
+    }
+
+    #[test]
+    fn generic_mode_is_no_way_round_another_program_or_a_missing_privilege() {
+        for (code, is_allowed) in [
+            (libc::EOPNOTSUPP, true),
+            (libc::ERANGE, true),
+            (libc::ENOSPC, true),
+            (libc::ENOMEM, true),
+            (libc::EINVAL, true),
+            (libc::EBUSY, false),
+            (libc::EEXIST, false),
+            (libc::EPERM, false),
+            (libc::ENODEV, false),
+        ] {
+            let error = AttachError::Kernel(io::Error::from_raw_os_error(code));
+            assert_eq!(error.allows_generic(), is_allowed, "{error}");
+        }
+    }
 }

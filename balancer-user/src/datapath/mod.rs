@@ -4,7 +4,9 @@
 mod attachment;
 mod batch;
 mod flows;
+mod link;
 mod memory;
+mod refusal;
 
 use std::{io, os::fd::AsFd, sync::atomic::Ordering, time::Duration};
 
@@ -12,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, DevMap, HashMap, Map, MapData},
-    programs::{ProgramError, TestRun, TestRunOptions, Xdp},
+    programs::{TestRun, TestRunOptions, Xdp},
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
@@ -26,15 +28,13 @@ pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
 pub use flows::Sweep;
 use memory::SharedArray;
+use refusal::{explain_load, explain_program, require_net_admin};
 
 /// The program, compiled by `cargo xtask build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("BALANCER_EBPF_OBJECT"));
 
 /// Entries of the flow table for each flow that must fit: two directions, filled to 70 %.
 const ENTRIES_PER_100_FLOWS: u64 = 286;
-
-/// How many lines of the verifier's log an error shows.
-const VERIFIER_LOG_TAIL: usize = 20;
 
 /// How large the maps are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,7 @@ impl Datapath {
     ///
     /// Needs CAP_BPF and CAP_NET_ADMIN, or root, and Linux 5.18.
     pub fn load(sizes: Sizes, log_refusals: bool) -> Result<Datapath> {
+        require_net_admin()?;
         let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
         let buckets = sizes.buckets();
         let log_refusals = u32::from(log_refusals);
@@ -287,47 +288,4 @@ fn random_seed() -> io::Result<[u64; 2]> {
     // SAFETY: the pointer and length are those of `seed`.
     let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if filled == bytes.len() as isize { Ok(seed) } else { Err(io::Error::last_os_error()) }
-}
-
-/// What to do when the kernel refuses the maps or the program.
-fn explain_load(error: aya::EbpfError) -> anyhow::Error {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    let mut code = None;
-    while let Some(inner) = source {
-        if let Some(io) = inner.downcast_ref::<io::Error>() {
-            code = io.raw_os_error();
-        }
-        source = inner.source();
-    }
-    explain(anyhow::Error::new(error), code).context("create the BPF maps")
-}
-
-fn explain_program(error: ProgramError) -> anyhow::Error {
-    match error {
-        ProgramError::LoadError { io_error, verifier_log } => {
-            let code = io_error.raw_os_error();
-            let log = verifier_log.to_string();
-            let lines: Vec<&str> = log.lines().collect();
-            let tail = lines.get(lines.len().saturating_sub(VERIFIER_LOG_TAIL)..).unwrap_or_default();
-            let message = if tail.is_empty() {
-                anyhow!("the kernel answered: {io_error}")
-            } else {
-                anyhow!("the kernel answered: {io_error}; the verifier's log ends:\n  {}", tail.join("\n  "))
-            };
-            explain(message, code).context("load the XDP program")
-        }
-        other => anyhow::Error::new(other).context("load the XDP program"),
-    }
-}
-
-fn explain(error: anyhow::Error, code: Option<i32>) -> anyhow::Error {
-    match code {
-        Some(libc::EPERM | libc::EACCES) => error.context(
-            "not permitted: run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (kernels before 5.11 also \
-             limit locked memory: raise `ulimit -l`)",
-        ),
-        Some(libc::ENOMEM) => error.context("not enough memory: lower max-flows, or raise the memory limit of the control group"),
-        Some(libc::ENOSYS) => error.context("this kernel has no bpf(2): Linux 5.18 or newer is needed"),
-        _ => error,
-    }
 }

@@ -1,0 +1,57 @@
+//! Detaching a pinned link at once, which aya does not offer: removing the pin alone detaches later than that on kernels
+//! before 6.10, and not at all while another process has the link open.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_LINK_DETACH: libc::c_int = 34;
+
+/// `union bpf_attr` for BPF_OBJ_GET, up to the last field that is used.
+#[repr(C)]
+struct ObjectGet {
+    path: u64,
+    descriptor: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` for BPF_LINK_DETACH.
+#[repr(C)]
+struct LinkDetach {
+    link: u32,
+}
+
+/// Takes the program behind the link pinned at `pin` off its interface (Linux 5.9). The pin stays.
+pub(super) fn detach(pin: &Path) -> io::Result<()> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let get = ObjectGet { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
+    // SAFETY: the kernel reads `get`, and through it the C string `path`, which outlives the call.
+    let link = unsafe { bpf(BPF_OBJ_GET, &get) }?;
+    // SAFETY: the call has just returned it to us and nobody else knows it.
+    let link = unsafe { OwnedFd::from_raw_fd(link) };
+    let detach = LinkDetach { link: link.as_raw_fd().unsigned_abs() };
+    // SAFETY: `LinkDetach` holds no pointers.
+    unsafe { bpf(BPF_LINK_DETACH, &detach) }.map(drop)
+}
+
+/// A bpf(2) command.
+///
+/// # Safety
+///
+/// `attributes` must be a prefix of the `union bpf_attr` that `command` reads, and the pointers in it must be valid for
+/// the call.
+unsafe fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes from `attributes`; the caller answers for what they point to.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    libc::c_int::try_from(result).map_err(io::Error::other)
+}
