@@ -90,7 +90,7 @@ impl Bed {
     pub fn request(&self, frame: &Frame) -> usize {
         let input = frame.bytes();
         let (verdict, output) = self.run(1, &input);
-        assert_eq!(verdict, Verdict::Redirect(1), "{frame:?}: {:?}", self.kernel.drops());
+        assert_eq!(verdict, Verdict::Redirect(1), "{:?}: {:?}", frame.l4, self.kernel.drops());
         let backend = Bed::BACKEND_MACS.iter().position(|mac| *mac == output[..6]).unwrap();
         let to = Bed::BACKEND_MACS[backend];
         let expected = translated(&input, to, Bed::BACKEND_SIDE, frame.source, Bed::BACKENDS[backend]);
@@ -103,7 +103,7 @@ impl Bed {
     pub fn reply(&self, frame: &Frame, vip: Endpoint) {
         let input = frame.bytes();
         let (verdict, output) = self.run(2, &input);
-        assert_eq!(verdict, Verdict::Redirect(0), "{frame:?}: {:?}", self.kernel.drops());
+        assert_eq!(verdict, Verdict::Redirect(0), "{:?}: {:?}", frame.l4, self.kernel.drops());
         let expected = translated(&input, Bed::CLIENT_MAC, Bed::CLIENT_SIDE, vip, frame.destination);
         assert_eq!(output, expected);
     }

@@ -139,6 +139,21 @@ fn every_old_sum_is_updated_exactly() {
     }
 }
 
+/// Carries out of 32 bits are added back in, not lost.
+#[test]
+fn the_largest_changes_are_folded_exactly() {
+    let widest = Delta::default().address([0; 4], [0xff; 4]);
+    for word in [0, 1, 2, 0xfffe, 0xffff_u16] {
+        for parts in 1..=2 {
+            let addresses = [widest; 2].into_iter().take(parts).fold(Delta::default(), Delta::and);
+            let delta = addresses.word(0xffff_u16.to_ne_bytes(), word.to_ne_bytes()).fold();
+            // Each 0xffff is a zero of one's-complement arithmetic.
+            let expected = if word == 0 { 0xffff } else { word };
+            assert_eq!(delta, expected, "{parts} addresses and {word:04x}");
+        }
+    }
+}
+
 /// Over all old sums that a datagram can have: UDP's 0 stays, and a computed 0 is sent as ffff, but for TCP.
 #[test]
 fn zero_means_none_for_udp_alone() {

@@ -286,9 +286,19 @@ fn fragments_of_others_pass() {
     for field in [[0x20, 0], [0x20, 9], [0, 1], [0x1f, 0xff]] {
         assert_refused(&fragment(CLIENT, stranger, field), 82, &[]);
     }
-    for field in [[0x20, 9], [0, 1], [0x1f, 0xff]] {
+    for field in [[0x20, 9], [0, 1], [0x10, 0], [0x1f, 0xff]] {
         assert_refused(&fragment(CLIENT, VIP, field), 82, &[(Reason::Fragment, 1)]);
         assert_refused(&fragment(backend, stranger, field), 82, &[(Reason::Fragment, 1)]);
+    }
+    // A first fragment too small for its ports and checksum is worse than a fragment (RFC 1858).
+    for (packet, header) in [(syn(), 20), (Frame::udp(CLIENT, VIP, &[1; 40]), 8)] {
+        let mut bytes = packet.bytes();
+        bytes.resize(100, 0);
+        bytes[20] = 0x20;
+        for (payload, reason) in [(header - 1, Reason::Malformed), (header, Reason::Fragment)] {
+            bytes[17] = 20 + payload;
+            assert_refused(&bytes, 100, &[(reason, 1)]);
+        }
     }
     // "Don't fragment" and the reserved bit make no fragment.
     for field in [[0x40, 0], [0x80, 0]] {

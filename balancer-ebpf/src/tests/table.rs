@@ -15,8 +15,8 @@ use super::{
     cases,
 };
 use crate::table::{
-    Found, count_closed, count_lanes, find, hash, insert, is_unchanged, lowest_lane, protect, release,
-    zero_lanes,
+    Found, count_closed, count_lanes, find, hash, insert, is_expired, is_unchanged, lowest_lane, protect,
+    release, zero_lanes,
 };
 
 const SEED: [u64; 2] = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
@@ -100,12 +100,25 @@ fn an_entry_is_found_by_its_whole_key_until_it_is_released() {
     assert_eq!(kernel.memory.entry(index).control.state(), FlowState::Free);
     assert_eq!(kernel.memory.tag(index), 0);
     // Its successor has another sequence number, by which a reader that was slow finds out.
-    assert_eq!(add(&kernel, &entry(key(8, false), 0, 0), NO_TWIN).map(|_| ()), Some(()));
-    while is_unchanged(&found) {
-        let number = kernel.memory.live().count() as u32 + 8;
+    assert!(is_unchanged(&found));
+    for number in 8..40 {
         add(&kernel, &entry(key(number, false), 0, 0), NO_TWIN).unwrap();
-        assert!(number < 100, "the place is never used again");
     }
+    assert!(kernel.memory.entry(index).control.is_live());
+    assert!(!is_unchanged(&found));
+}
+
+/// Only what names this entry as its twin keeps it alive.
+#[test]
+fn another_flow_refreshes_nothing() {
+    let kernel = Kernel::new(Memory::new(4, SEED), 1);
+    let one = add(&kernel, &entry(key(1, false), 0, 0), NO_TWIN).unwrap();
+    let other = add(&kernel, &entry(key(2, true), 0, 100), NO_TWIN).unwrap();
+    kernel.memory.set_twin(one, other);
+    let is_over = |now| is_expired(&kernel, &look_up(&kernel, &key(1, false)), now);
+    assert_eq!([40, 41, 140].map(is_over), [false, true, true]);
+    kernel.memory.set_twin(other, one);
+    assert_eq!([41, 140, 141].map(is_over), [false, false, true]);
 }
 
 /// What another CPU has claimed but not yet published is in nobody's way, and nobody's.
