@@ -91,9 +91,14 @@ pub fn ask(flow: &UdpSocket) -> Result<u8> {
 
 /// The same with a payload of one's own.
 pub fn ask_with(flow: &UdpSocket, payload: &[u8]) -> Result<u8> {
+    ask_within(flow, payload, LIMIT)
+}
+
+/// The same, where the answer may take so long.
+pub fn ask_within(flow: &UdpSocket, payload: &[u8], limit: Duration) -> Result<u8> {
     flow.send(payload).context("send a datagram")?;
     let mut answer = vec![0; payload.len() + 2];
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + limit;
     while Instant::now() < end {
         if let Ok(length) = flow.recv(&mut answer) {
             let (number, rest) =
@@ -102,7 +107,7 @@ pub fn ask_with(flow: &UdpSocket, payload: &[u8]) -> Result<u8> {
             return Ok(*number);
         }
     }
-    bail!("no answer within {} ms", LIMIT.as_millis())
+    bail!("no answer within {} ms", limit.as_millis())
 }
 
 /// One flow with a datagram every millisecond, from its start until it is asked for its result.

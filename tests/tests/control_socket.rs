@@ -1,0 +1,89 @@
+//! The control socket: who may use it, and that nobody who does delays the balancer.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+use std::{
+    fs,
+    io::{ErrorKind, Write as _},
+    os::unix::{
+        fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+        net::UnixStream,
+    },
+    time::{Duration, Instant},
+};
+
+use balancer_tests::{
+    Balancer, Plan, Topology, config, eventually,
+    responder::{self, Responders, ask, connect},
+    status,
+};
+use nix::sys::signal::Signal;
+
+fn start(bench: &Topology) -> Balancer {
+    let balancer = Balancer::start(&bench.balancer, &config::text("", &[responder::service(bench)])).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    balancer
+}
+
+#[test]
+fn it_is_the_owners_alone_and_goes_with_the_daemon() {
+    let bench = Plan::backends(1).build().unwrap();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut balancer = start(&bench);
+        let socket = balancer.place().socket();
+        let metadata = fs::metadata(&socket).unwrap();
+        assert!(metadata.file_type().is_socket());
+        assert_eq!((metadata.permissions().mode() & 0o7777, metadata.uid()), (0o600, 0));
+        balancer.process().signal(signal).unwrap();
+        let status = balancer.process().wait(Duration::from_secs(5)).unwrap();
+        assert!(status.success(), "{signal}: {status}");
+        assert!(!socket.exists(), "{signal}");
+    }
+}
+
+#[test]
+fn a_stale_one_is_replaced() {
+    let bench = Plan::backends(1).build().unwrap();
+    let place = start(&bench).crash();
+    let error = UnixStream::connect(place.socket()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "there is a socket, and nobody listens");
+    let balancer = Balancer::start_in(place, &bench.balancer).unwrap();
+    status::read(&balancer).unwrap();
+}
+
+#[test]
+fn clients_that_say_nothing_delay_nobody() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench);
+    let connect_idle = |number: usize| {
+        let mut client = UnixStream::connect(balancer.place().socket()).unwrap();
+        match number % 3 {
+            0 => {}
+            1 => client.write_all(b"GET /v1/sta").unwrap(),
+            // Answers that nobody reads.
+            _ => client.write_all(&b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100)).unwrap(),
+        }
+        client
+    };
+    let idle: Vec<_> = (0..50).map(connect_idle).collect();
+
+    let flow = connect(&bench).unwrap();
+    let packets = || status::read(&balancer).unwrap().services[0].backends[0].packets;
+    let before = packets();
+    for count in 1..=10 {
+        ask(&flow).unwrap();
+        // A request and its reply, seen within a few ticks of 100 ms.
+        let asked = Instant::now();
+        eventually(Duration::from_secs(2), "the packets counted", || {
+            (packets() >= before + 2 * count).then_some(())
+        })
+        .unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(1), "counted after {:?}", asked.elapsed());
+    }
+    assert_eq!(packets(), before + 20);
+    // Every publication has another time in it.
+    let asked = Instant::now();
+    status::read_fresh(&balancer).unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(2), "two new states after {:?}", asked.elapsed());
+    drop(idle);
+}

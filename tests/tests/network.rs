@@ -1,0 +1,226 @@
+//! What changes around a running daemon: links, routes, MTUs, and interfaces that are renamed or deleted.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+use std::{
+    net::UdpSocket,
+    time::{Duration, Instant},
+};
+
+use balancer_tests::{
+    Balancer, Netns, Plan, Topology, config, eventually,
+    responder::{self, Responders, ask, ask_with, ask_within, connect},
+    status,
+    topology::{self, backend_address},
+    veth::{self, End},
+    xdp::PassProgram,
+};
+use balancer_user::api::{BackendState, Status};
+
+/// How soon a change of the network must be followed.
+const FOLLOWED: Duration = Duration::from_secs(2);
+
+fn start(bench: &Topology) -> Balancer {
+    let balancer = Balancer::start(&bench.balancer, &config::text("", &[responder::service(bench)])).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    balancer
+}
+
+fn states(status: &Status) -> Vec<BackendState> {
+    status::each(status, |backend| backend.state)
+}
+
+/// Waits until the backends are in these states, no longer than a change may take to be followed.
+#[track_caller]
+fn assert_soon(balancer: &Balancer, wanted: &[BackendState]) {
+    let began = Instant::now();
+    let what = format!("the states {wanted:?}");
+    status::wait(balancer, &what, |status| states(status) == wanted).unwrap();
+    assert!(began.elapsed() <= FOLLOWED, "{what} after {:?}", began.elapsed());
+}
+
+/// How often a packet was refused for this reason.
+fn refused(balancer: &Balancer, reason: &str) -> u64 {
+    status::read_fresh(balancer).unwrap().drops[reason]
+}
+
+/// Sends until the counter of a reason grows: a datagram may arrive before its refusal is decided.
+#[track_caller]
+fn assert_refused(balancer: &Balancer, reason: &str, flow: &UdpSocket, payload: &[u8]) {
+    let before = refused(balancer, reason);
+    flow.send(payload).unwrap();
+    let counted = || status::read(balancer).is_ok_and(|status| status.drops[reason] > before);
+    eventually(FOLLOWED, &format!("a packet refused as {reason}"), || counted().then_some(())).unwrap();
+}
+
+const UP: BackendState = BackendState::Up;
+const UNREACHABLE: BackendState = BackendState::Unreachable;
+
+#[test]
+fn an_interface_goes_down_and_up() {
+    let bench = Plan::backends(2).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench);
+    let flow = connect(&bench).unwrap();
+    let answered_by = ask(&flow).unwrap();
+
+    bench.balancer.ip("link set lk down").unwrap();
+    assert_soon(&balancer, &[UNREACHABLE; 2]);
+    assert_refused(&balancer, "no-egress", &flow, b"the way of this flow is gone");
+    assert_refused(&balancer, "no-backend", &connect(&bench).unwrap(), b"no backend is left");
+
+    bench.balancer.ip("link set lk up").unwrap();
+    assert_soon(&balancer, &[UP; 2]);
+    assert_eq!(ask(&flow).unwrap(), answered_by, "the flow has kept its backend");
+    ask(&connect(&bench).unwrap()).unwrap();
+}
+
+#[test]
+fn a_route_to_one_backend_changes() {
+    let bench = Plan::backends(2).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench);
+    let to_first = |verb: &str, way: &str| {
+        bench.balancer.ip(&format!("route {verb} {way} {}/32", backend_address(1))).unwrap();
+    };
+
+    to_first("add", "blackhole");
+    assert_soon(&balancer, &[UNREACHABLE, UP]);
+    for _ in 0..4 {
+        assert_eq!(ask(&connect(&bench).unwrap()).unwrap(), 2, "the one that can be reached takes all");
+    }
+    to_first("del", "blackhole");
+    assert_soon(&balancer, &[UP; 2]);
+
+    // Another way: through backend 2, which routes.
+    bench.backend(2).unwrap().set_sysctl("net/ipv4/ip_forward", "1").unwrap();
+    bench.backend(2).unwrap().set_sysctl("net/ipv4/conf/all/send_redirects", "0").unwrap();
+    bench.backend(2).unwrap().set_sysctl("net/ipv4/conf/e0/send_redirects", "0").unwrap();
+    bench.balancer.ip(&format!("route add {}/32 via {}", backend_address(1), backend_address(2))).unwrap();
+    let ttl = Ttl::watch(bench.backend(1).unwrap());
+    let through = eventually(FOLLOWED, "a packet by the new way", || {
+        let mut answers = [0; 2].map(|_| ask(&connect(&bench).unwrap()).unwrap());
+        answers.sort_unstable();
+        assert_eq!(answers, [1, 2]);
+        ttl.lowest().filter(|ttl| *ttl == 62)
+    });
+    through.unwrap();
+}
+
+/// The lowest TTL among the UDP packets that have arrived at a backend.
+struct Ttl {
+    capture: balancer_tests::Capture,
+}
+
+impl Ttl {
+    fn watch(netns: &Netns) -> Self {
+        Self { capture: balancer_tests::Capture::start(netns, "e0").unwrap() }
+    }
+
+    fn lowest(&self) -> Option<u8> {
+        self.capture.packets().iter().map(|packet| packet.ttl).min()
+    }
+}
+
+#[test]
+fn the_mtu_towards_the_backends_changes() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench);
+    let flow = connect(&bench).unwrap();
+    let large = [7; 1300];
+    assert_eq!(ask_with(&flow, &large).unwrap(), 1);
+
+    bench.balancer.ip("link set lk mtu 1000").unwrap();
+    let is_refused = || {
+        let before = refused(&balancer, "too-big");
+        flow.send(&large).unwrap();
+        refused(&balancer, "too-big") == before + 1
+    };
+    eventually(FOLLOWED, "the smaller MTU", || is_refused().then_some(())).unwrap();
+    assert_eq!(ask_with(&flow, &[8; 900]).unwrap(), 1, "what fits goes through");
+
+    bench.balancer.ip("link set lk mtu 1500").unwrap();
+    let flow = connect(&bench).unwrap();
+    let is_answered = || ask_within(&flow, &large, Duration::from_millis(100)).is_ok();
+    eventually(FOLLOWED, "the larger MTU", || is_answered().then_some(())).unwrap();
+}
+
+/// How many log lines contain this.
+fn lines(balancer: &Balancer, part: &str) -> usize {
+    balancer.log().lines().filter(|line| line.contains(part)).count()
+}
+
+#[track_caller]
+fn assert_said_once(balancer: &Balancer, part: &str) {
+    eventually(FOLLOWED, part, || (lines(balancer, part) > 0).then_some(())).unwrap_or_else(|error| {
+        panic!("{error:#}; the balancer printed:\n{}", balancer.log());
+    });
+    // Further changes of the network are no reason to say it again.
+    status::read_fresh(balancer).unwrap();
+    assert_eq!(lines(balancer, part), 1, "{}", balancer.log());
+}
+
+#[test]
+fn an_interface_is_renamed_and_called_as_before() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let mut balancer = start(&bench);
+    let flow = connect(&bench).unwrap();
+    ask(&flow).unwrap();
+
+    bench.balancer.ip("link set lk down").unwrap();
+    bench
+        .balancer
+        .ip_batch("link set lk name lk9\nlink set lk9 up\nlink add other type veth peer far\n")
+        .unwrap();
+    assert_soon(&balancer, &[UNREACHABLE]);
+    assert_said_once(&balancer, "interface lk is called lk9 now");
+    assert_refused(&balancer, "no-egress", &flow, b"no configured interface leads there");
+
+    bench.balancer.ip_batch("link set lk9 down\nlink set lk9 name lk\nlink set lk up\n").unwrap();
+    assert_soon(&balancer, &[UP]);
+    assert_said_once(&balancer, "interface lk is back");
+    ask(&flow).unwrap();
+    assert_eq!(balancer.process().ended().unwrap(), None);
+}
+
+#[test]
+fn an_interface_is_deleted_and_made_anew() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let mut balancer = start(&bench);
+    let flow = connect(&bench).unwrap();
+    ask(&flow).unwrap();
+
+    bench.balancer.ip("link del lk").unwrap();
+    assert_soon(&balancer, &[UNREACHABLE]);
+    assert_said_once(&balancer, "interface lk was deleted: nothing comes in or leaves by it");
+    assert_refused(&balancer, "no-egress", &flow, b"there is no interface");
+    assert_refused(&balancer, "no-backend", &connect(&bench).unwrap(), b"no backend is left");
+
+    veth::pair(
+        End { netns: &bench.switch, device: "lkp", mac: None },
+        End {
+            netns: &bench.balancer,
+            device: "lk",
+            mac: Some(topology::mac(topology::BALANCER_BACKEND_SIDE)),
+        },
+        1500,
+    )
+    .unwrap();
+    bench.switch.ip("link set lkp master br0").unwrap();
+    bench.balancer.ip(&format!("address add {}/24 dev lk", topology::BALANCER_BACKEND_SIDE)).unwrap();
+    let _pass = PassProgram::attach(&bench.switch, "lkp").unwrap();
+    assert_said_once(
+        &balancer,
+        "interface lk was deleted and made anew, without the XDP program: restart the balancer",
+    );
+    assert_eq!(balancer.process().ended().unwrap(), None);
+
+    // As the log says.
+    let (status, place) = balancer.stop().unwrap();
+    assert!(status.success(), "{status}");
+    let balancer = Balancer::start_in(place, &bench.balancer).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    ask(&connect(&bench).unwrap()).unwrap();
+}
