@@ -21,12 +21,15 @@ pub use flow::{
 pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
-pub use service::{Backend, BackendId, Service, ServiceId, ServiceKey, role};
+pub use service::{Backend, BackendId, Service, ServiceId, ServiceKey, answer, role, selector};
 
 /// IP protocol number of TCP (RFC 9293).
 pub const TCP: u8 = 6;
 /// IP protocol number of UDP (RFC 768).
 pub const UDP: u8 = 17;
+
+/// IP protocol number of ICMP (RFC 792).
+pub const ICMP: u8 = 1;
 
 /// Names of the BPF maps and of the XDP program, as they stand in the object file.
 pub mod names {
@@ -54,6 +57,8 @@ pub mod names {
     pub const PORTS: &str = "PORTS";
     /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
     pub const COUNTERS: &str = "COUNTERS";
+    /// `PerCpuArray<u64>` of one: the stamp (high half) and how many ICMP messages were sent within it.
+    pub const ICMP_SENT: &str = "ICMP_SENT";
     /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.
     pub const AGE_PROFILES: &str = "AGE_PROFILES";
     /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.

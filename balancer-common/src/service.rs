@@ -33,9 +33,33 @@ pub struct Service {
     pub half_open_timeout: u16,
     /// How long a TCP flow is remembered after both FINs, or a RST.
     pub closing_timeout: u16,
+    /// How a slot of the ring is chosen: `selector::*`.
+    pub selector: u8,
+    /// Which refused packets are answered instead of only dropped: bits `answer::*`.
+    pub answers: u8,
+    /// Always 0.
+    pub reserved: [u8; 6],
 }
 
-const _: () = assert!(size_of::<Service>() == 8);
+const _: () = assert!(size_of::<Service>() == 16);
+
+/// How a new flow chooses its slot: values of `Service::selector`.
+pub mod selector {
+    /// The next one.
+    pub const NEXT: u8 = 0;
+    /// By a hash of the client's address: the ring is a Maglev table.
+    pub const SOURCE: u8 = 1;
+    /// By a hash of addresses, ports and protocol: the ring is a Maglev table.
+    pub const FLOW: u8 = 2;
+}
+
+/// Refused packets that get an answer, a RST or an ICMP port unreachable: bits of `Service::answers`.
+pub mod answer {
+    /// A TCP segment, not a SYN, of no flow.
+    pub const UNKNOWN_FLOW: u8 = 1;
+    /// A new flow while no backend may take one.
+    pub const NO_BACKEND: u8 = 2;
+}
 
 /// A real server, as the program needs it to open a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

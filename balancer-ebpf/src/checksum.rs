@@ -43,6 +43,30 @@ pub const fn update(checksum: [u8; 2], delta: u16) -> [u8; 2] {
     (!fold(!u16::from_ne_bytes(checksum) as u64 + delta as u64)).to_ne_bytes()
 }
 
+/// A sum over whole words, for a checksum made from nothing.
+#[derive(Clone, Copy, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// `self` and `bytes`, of which there must be an even number.
+    #[inline(always)]
+    pub fn and<const N: usize>(self, bytes: [u8; N]) -> Sum {
+        let mut sum = self.0;
+        let mut index = 0;
+        while index + 1 < N {
+            sum += u64::from(u16::from_ne_bytes([bytes[index], bytes[index + 1]]));
+            index += 2;
+        }
+        Sum(sum)
+    }
+
+    /// The checksum (RFC 1071).
+    #[inline(always)]
+    pub const fn checksum(self) -> [u8; 2] {
+        (!fold(self.0)).to_ne_bytes()
+    }
+}
+
 /// Adds the carries back in until 16 bits are left.
 #[inline(always)]
 const fn fold(sum: u64) -> u16 {

@@ -1,7 +1,8 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, RingWord, Service, ServiceId,
+    ServiceKey,
 };
 
 /// The memory of the flow table.
@@ -28,8 +29,10 @@ pub trait Environment: FlowMemory {
     fn service(&self, key: &ServiceKey) -> Option<Service>;
     /// The roles of an address: `role::*`, 0 for an address that is none of ours.
     fn roles(&self, address: [u8; 4]) -> u32;
-    /// Takes the next slot of a service's ring; `None` when the ring is empty.
-    fn take_slot(&self, service: ServiceId) -> Option<BackendId>;
+    /// The ring of a service after one more flow has come for it: the word before, whose cursor is that flow's.
+    fn take(&self, service: ServiceId) -> RingWord;
+    /// The backend in a slot of a half of a service's ring.
+    fn slot(&self, service: ServiceId, half: usize, slot: usize) -> Option<BackendId>;
     /// The backend in this slot.
     fn backend(&self, id: BackendId) -> Option<Backend>;
     /// The next hop with this index.
@@ -40,6 +43,8 @@ pub trait Environment: FlowMemory {
     fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile>;
     /// Up to which age, in stamps, packets count in the profile.
     fn profiled_age(&self) -> u32;
+    /// Whether one more ICMP message may be sent at this stamp.
+    fn may_send_icmp(&self, now: u32) -> bool;
     /// Counts a refused packet.
     fn refuse(&self, reason: Reason);
 }

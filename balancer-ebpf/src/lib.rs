@@ -10,6 +10,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod answer;
 pub mod atomic;
 pub mod checksum;
 pub mod environment;

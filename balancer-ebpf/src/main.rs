@@ -7,7 +7,7 @@ use core::ptr;
 use aya_ebpf::{
     EbpfContext,
     bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
-    helpers::{bpf_ktime_get_coarse_ns, bpf_xdp_get_buff_len},
+    helpers::{bpf_ktime_get_coarse_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
     macros::{map, xdp},
     maps::{Array, DevMap, HashMap, PerCpuArray},
     programs::XdpContext,
@@ -46,9 +46,14 @@ static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PORTS, 0);
 #[map]
 static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
+static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+#[map]
 static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
+
+/// How many ICMP messages a CPU sends within one stamp (67 ms): about a thousand a second, as Linux does.
+const ICMP_PER_STAMP: u32 = 64;
 
 /// The secret of the flow hash.
 #[unsafe(no_mangle)]
@@ -88,6 +93,19 @@ impl Packet for Frame<'_> {
     fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
         let start = self.0.data() + offset;
         (start + size_of::<T>() <= self.0.data_end()).then_some(start as *mut T)
+    }
+
+    #[inline(always)]
+    fn reshape(&self, head: i32, length: usize) -> bool {
+        let context = self.0.as_ptr().cast();
+        // SAFETY: the context is the one that the program was called with (kernels 4.10, 5.18, 4.18).
+        unsafe {
+            if head != 0 && bpf_xdp_adjust_head(context, head) != 0 {
+                return false;
+            }
+            let now = bpf_xdp_get_buff_len(context) as i32;
+            bpf_xdp_adjust_tail(context, length as i32 - now) == 0
+        }
     }
 
     #[inline(always)]
@@ -149,7 +167,7 @@ impl Environment for Kernel<'_> {
 
     #[inline(always)]
     fn service(&self, key: &ServiceKey) -> Option<Service> {
-        // SAFETY: the value is one aligned 64-bit word, copied at once.
+        // SAFETY: an update replaces the whole element, so what is read stays as it is until this run ends.
         unsafe { SERVICES.get(key) }.copied()
     }
 
@@ -160,14 +178,18 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn take_slot(&self, service: ServiceId) -> Option<BackendId> {
-        let word = RING_WORDS.get_ptr_mut(u32::from(service))?;
+    fn take(&self, service: ServiceId) -> RingWord {
+        let Some(word) = RING_WORDS.get_ptr_mut(u32::from(service)) else { return RingWord::new(0, 0) };
         // SAFETY: array elements are valid and aligned, and the word is only ever changed atomically.
-        let word = RingWord(unsafe { atomic::fetch_add(word, RingWord::TAKE) });
-        let slot = (word.half() * RING_SLOTS + word.slot()?) & (HALVES * RING_SLOTS - 1);
+        RingWord(unsafe { atomic::fetch_add(word, RingWord::TAKE) })
+    }
+
+    #[inline(always)]
+    fn slot(&self, service: ServiceId, half: usize, slot: usize) -> Option<BackendId> {
         let ring = RINGS.get_ptr(u32::from(service))?;
-        // SAFETY: `slot` is within both halves together, which lie one after the other.
-        Some(unsafe { ptr::read_volatile(ring.cast::<BackendId>().add(slot)) })
+        let place = (half * RING_SLOTS + slot) & (HALVES * RING_SLOTS - 1);
+        // SAFETY: `place` is within both halves together, which lie one after the other.
+        Some(unsafe { ptr::read_volatile(ring.cast::<BackendId>().add(place)) })
     }
 
     #[inline(always)]
@@ -194,6 +216,18 @@ impl Environment for Kernel<'_> {
     fn profiled_age(&self) -> u32 {
         // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
         unsafe { ptr::read_volatile(&raw const PROFILED_AGE) }
+    }
+
+    #[inline(always)]
+    fn may_send_icmp(&self, now: u32) -> bool {
+        let Some(sent) = ICMP_SENT.get_ptr_mut(0) else { return false };
+        // SAFETY: valid, aligned, and this CPU's own.
+        let sent = unsafe { &mut *sent };
+        if (*sent >> 32) as u32 != now {
+            *sent = u64::from(now) << 32;
+        }
+        *sent += 1;
+        *sent as u32 <= ICMP_PER_STAMP
     }
 
     #[inline(always)]

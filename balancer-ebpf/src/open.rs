@@ -1,9 +1,10 @@
 //! Opening a flow: the next slot of the service's ring, and the two entries that all later packets find.
 
 use balancer_common::{
-    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, Service, TCP,
-    flags,
+    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, RingWord,
+    Service, TCP, flags, selector,
 };
+use bytemuck::Zeroable as _;
 
 use crate::{
     Environment,
@@ -70,8 +71,10 @@ fn choose<E: Environment>(
     service: &Service,
     now: u32,
 ) -> Result<(BackendId, Backend), Reason> {
-    for _ in 0..TRIES {
-        let id = environment.take_slot(service.id).ok_or(Reason::NoBackend)?;
+    for attempt in 0..TRIES {
+        let word = environment.take(service.id);
+        let slot = slot(word, key, service.selector, attempt).ok_or(Reason::NoBackend)?;
+        let id = environment.slot(service.id, word.half(), slot).ok_or(Reason::NoBackend)?;
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
         let reply = reply_key(key, &backend);
         // A frame from an address to the same address reaches nobody.
@@ -91,6 +94,25 @@ fn choose<E: Environment>(
     }
     Err(Reason::ReplyCollision)
 }
+
+/// The slot that the flow takes; `None` when the ring is empty.
+#[inline(always)]
+fn slot(word: RingWord, key: &FlowKey, selector: u8, attempt: usize) -> Option<usize> {
+    let hashed = match selector {
+        selector::SOURCE => FlowKey { source: key.source, ..FlowKey::zeroed() },
+        selector::FLOW => *key,
+        _ => return word.slot(),
+    };
+    match word.length() as u64 {
+        0 => None,
+        length => {
+            Some(((table::mix(&hashed, SHARED_SEED) >> 32).wrapping_add(attempt as u64) % length) as usize)
+        }
+    }
+}
+
+/// The seed of the hash that chooses slots: the same everywhere, so that balancers with the same backends agree.
+const SHARED_SEED: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// Refuses a flow whose first packet could not be sent on.
 #[inline(always)]

@@ -29,6 +29,27 @@ pub trait Packet {
     /// The pointer is valid for reads and writes of a `T`, unaligned, as long as the frame is.
     fn at<T: Wire>(&self, offset: usize) -> Option<*mut T>;
 
+    /// Moves the start of the frame by `head` bytes (negative: room in front), then cuts it to `length` bytes from
+    /// there. All pointers into the frame are void afterwards. False when it could not be done.
+    fn reshape(&self, head: i32, length: usize) -> bool;
+
     /// Whether the frame has at least `length` bytes, over all its buffers.
     fn has(&self, length: usize) -> bool;
+}
+
+/// Reads the `T` at `offset`.
+#[inline(always)]
+pub fn read<P: Packet, T: Wire>(packet: &P, offset: usize) -> Option<T> {
+    let place: *mut T = packet.at(offset)?;
+    // SAFETY: `at` checked that it lies in the frame.
+    Some(unsafe { core::ptr::read_unaligned(place) })
+}
+
+/// Writes `value` at `offset`.
+#[inline(always)]
+pub fn write<P: Packet, T: Wire>(packet: &P, offset: usize, value: T) -> Option<()> {
+    let place: *mut T = packet.at(offset)?;
+    // SAFETY: `at` checked that it lies in the frame.
+    unsafe { core::ptr::write_unaligned(place, value) };
+    Some(())
 }

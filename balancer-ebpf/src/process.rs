@@ -1,12 +1,13 @@
 //! The way of one packet through the balancer.
 
 use balancer_common::{
-    BackendId, Control, FlowState, MAX_PORTS, NextHop, Reason, ServiceId, ServiceKey, TCP, Traffic,
-    age_bucket, flags, role,
+    BackendId, Control, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic,
+    age_bucket, answer as answers, flags, role,
 };
+use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
 use crate::{
-    Environment, Packet, open,
+    Environment, Packet, answer, open, packet,
     parse::{Parsed, Unparsed, parse, tcp},
     rewrite::{Translation, rewrite},
     state::{self, Direction},
@@ -30,6 +31,8 @@ pub enum Verdict {
 enum Stop {
     Foreign,
     Refused(Reason),
+    /// Refused, and its sender is told so.
+    Rejected(Reason),
 }
 
 impl From<Reason> for Stop {
@@ -49,6 +52,24 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
             environment.refuse(reason);
             Verdict::Drop
         }
+        Err(Stop::Rejected(reason)) => {
+            environment.refuse(reason);
+            match reject(packet, environment) {
+                Some(()) => Verdict::Transmit,
+                None => Verdict::Drop,
+            }
+        }
+    }
+}
+
+/// Answers a refused packet, by its protocol.
+#[inline(always)]
+fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> {
+    let ip: Ipv4Hdr = packet::read(packet, EthHdr::LEN)?;
+    match ip.proto {
+        TCP => answer::reset(packet),
+        _ if environment.may_send_icmp(environment.now()) => answer::port_unreachable(packet),
+        _ => None,
     }
 }
 
@@ -72,9 +93,24 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
         }
         // SAFETY: `parse` checked that the Ethernet header lies in the frame.
         let client = unsafe { (*parsed.ethernet).src_addr };
-        found = open::open(environment, &parsed, hash, &service, client, now)?;
+        found = match open::open(environment, &parsed, hash, &service, client, now) {
+            Ok(found) => found,
+            Err(reason) if is_answered(&service, reason) => return Err(Stop::Rejected(reason)),
+            Err(reason) => return Err(Stop::Refused(reason)),
+        };
     }
     carry(environment, &parsed, &found, now)
+}
+
+/// Whether the service wants the senders of packets refused for this reason to be told.
+#[inline(always)]
+fn is_answered(service: &Service, reason: Reason) -> bool {
+    let wanted = match reason {
+        Reason::UnknownFlow => answers::UNKNOWN_FLOW,
+        Reason::NoBackend => answers::NO_BACKEND,
+        _ => 0,
+    };
+    service.answers & wanted != 0
 }
 
 /// Sends a packet of a flow on.

@@ -119,18 +119,23 @@ const HIGH: u64 = LANES << 7;
 /// The bit of a tag that says that the flow must not be replaced.
 const PROTECTION: u64 = 0x80;
 
-/// Hashes a key with the table's secret.
+/// Sixty-four bits that depend on every bit of a key and of the seed.
 #[inline(always)]
-pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
+pub fn mix(key: &FlowKey, [seed_low, seed_high]: [u64; 2]) -> u64 {
     let [low, high]: [u64; 2] = bytemuck::cast(*key);
-    let [seed_low, seed_high] = memory.seed();
-    // Two rounds of xor-shift-multiply (the finalizer of MurmurHash3), each keyed.
+    // Rounds of xor-shift-multiply (the finalizer of MurmurHash3), each keyed.
     let mut hash = (low ^ seed_low).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^= hash >> 32;
     hash = (hash ^ high ^ seed_high).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     hash ^= hash >> 29;
     hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
-    hash ^= hash >> 32;
+    hash ^ (hash >> 32)
+}
+
+/// Hashes a key with the table's secret.
+#[inline(always)]
+pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
+    let hash = mix(key, memory.seed());
     let buckets = u64::from(memory.buckets());
     let first = ((hash & 0x0fff_ffff) * buckets) >> 28;
     let second = (((hash >> 28) & 0x0fff_ffff) * buckets) >> 28;
@@ -298,9 +303,11 @@ fn publish<M: FlowMemory>(
         place.stamp = entry.stamp;
         place.opened = entry.opened;
     }
+    // The tag goes first, while the entry is still claimed: once it is live, another CPU may free it again by way of
+    // its twin, and a tag written after that would belong to whoever came next.
+    set_tag(memory, bucket, way, tag)?;
     let live = Control::new(entry.control.state(), entry.control.flags(), claimed.sequence());
     place.exchange(claimed, live);
-    set_tag(memory, bucket, way, tag)?;
     Some(bucket * WAYS as u32 + way)
 }
 

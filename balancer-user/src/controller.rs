@@ -6,7 +6,7 @@ use std::{ops::Range, time::Duration};
 use anyhow::{Context as _, Result};
 use balancer_common::{
     Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service, ServiceId,
-    TIMEOUT_SHIFT, Traffic, role,
+    TIMEOUT_SHIFT, Traffic, answer, role,
 };
 use bytemuck::Zeroable as _;
 
@@ -14,7 +14,7 @@ use crate::{
     api::{AttachedMode, BackendState, BackendStatus, InterfaceStatus, ServiceStatus, Status},
     balance::{Balance, Member, Observation, Taken},
     clock::Monotonic,
-    config::{self, Config},
+    config::{self, Config, Refusal},
     datapath::Datapath,
     network::{Network, port_hop},
     window::difference,
@@ -314,6 +314,8 @@ fn write_service(
         idle_timeout: timeout(service.idle_timeout),
         half_open_timeout: timeout(daemon.half_open_timeout),
         closing_timeout: timeout(daemon.closing_timeout),
+        answers: answers(service),
+        ..Service::default()
     };
     let key = service.key();
     let name = &service.name;
@@ -321,6 +323,12 @@ fn write_service(
     datapath
         .set_roles(key.address, role::SERVICE)
         .with_context(|| format!("write the address of service {name}"))
+}
+
+/// Which refused packets the program answers.
+fn answers(service: &config::Service) -> u8 {
+    let bit = |refusal: Refusal, bit: u8| if refusal == Refusal::Answer { bit } else { 0 };
+    bit(service.no_backend, answer::NO_BACKEND) | bit(service.unknown_flow, answer::UNKNOWN_FLOW)
 }
 
 /// A timeout as the program takes it, rounded up.

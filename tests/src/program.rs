@@ -57,6 +57,7 @@ pub struct Program {
     /// The loaded program.
     pub datapath: Datapath,
     backends: BackendId,
+    services: Vec<(ServiceKey, Service)>,
 }
 
 impl Program {
@@ -69,6 +70,7 @@ impl Program {
     pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
         let sizes = Sizes { flows, services: 4, backends: 16, profiled_age: Duration::from_secs(14) };
         let mut datapath = Datapath::load(sizes, false)?;
+        let mut services = Vec::new();
         for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
             let key =
                 ServiceKey { address: VIP.octets(), port: VIP_PORT.to_be_bytes(), protocol, reserved: 0 };
@@ -77,8 +79,10 @@ impl Program {
                 idle_timeout: if protocol == TCP { 26_822 } else { 447 },
                 half_open_timeout: 112,
                 closing_timeout: 112,
+                ..Service::default()
             };
             datapath.set_service(&key, &service)?;
+            services.push((key, service));
         }
         datapath.set_roles(VIP.octets(), role::SERVICE)?;
         for id in 0..backends {
@@ -94,7 +98,7 @@ impl Program {
             datapath.set_roles(address.ip().octets(), role::BACKEND)?;
         }
         datapath.set_port(0, INGRESS)?;
-        let mut program = Program { datapath, backends };
+        let mut program = Program { datapath, backends, services };
         program.set_port_hop(0, INGRESS, 1500);
         for id in 0..backends {
             program.set_hop(id, ELSEWHERE, 1500);
@@ -104,6 +108,15 @@ impl Program {
             program.set_ring(service, &ring)?;
         }
         Ok(program)
+    }
+
+    /// Changes both services.
+    pub fn change_services(&mut self, change: impl Fn(&mut Service)) -> Result<()> {
+        for (key, service) in &mut self.services {
+            change(service);
+            self.datapath.set_service(key, service)?;
+        }
+        Ok(())
     }
 
     /// Leads to a backend through interface `ifindex` of this MTU; 0 = there is no neighbour.

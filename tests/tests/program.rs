@@ -188,8 +188,13 @@ fn a_reply_that_would_be_ambiguous_opens_no_flow() {
         protocol: balancer_common::TCP,
         reserved: 0,
     };
-    let service =
-        balancer_common::Service { id: 0, idle_timeout: 100, half_open_timeout: 100, closing_timeout: 100 };
+    let service = balancer_common::Service {
+        id: 0,
+        idle_timeout: 100,
+        half_open_timeout: 100,
+        closing_timeout: 100,
+        ..Default::default()
+    };
     program.datapath.set_service(&key, &service).unwrap();
     let other = Path::new((CLIENT_ADDRESS, 40_000), (Ipv4Addr::new(192, 0, 2, 20), VIP_PORT));
     assert_eq!(program.from_client(&tcp(other, Segment::SYN)).unwrap().0, verdict::DROP);

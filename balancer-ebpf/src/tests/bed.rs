@@ -25,10 +25,24 @@ impl Bed {
     pub const BACKENDS: [Endpoint; 3] =
         [([10, 0, 2, 11], 8080), ([10, 0, 2, 12], 8080), ([10, 0, 2, 13], 9090)];
     pub const VIPS: [Endpoint; 2] = [([192, 0, 2, 10], 80), ([192, 0, 2, 20], 443)];
-    pub const TCP_SERVICE: Service =
-        Service { id: 0, idle_timeout: 400, half_open_timeout: 100, closing_timeout: 50 };
-    pub const UDP_SERVICE: Service =
-        Service { id: 1, idle_timeout: 200, half_open_timeout: 1, closing_timeout: 1 };
+    pub const TCP_SERVICE: Service = Service {
+        id: 0,
+        idle_timeout: 400,
+        half_open_timeout: 100,
+        closing_timeout: 50,
+        selector: 0,
+        answers: 0,
+        reserved: [0; 6],
+    };
+    pub const UDP_SERVICE: Service = Service {
+        id: 1,
+        idle_timeout: 200,
+        half_open_timeout: 1,
+        closing_timeout: 1,
+        selector: 0,
+        answers: 0,
+        reserved: [0; 6],
+    };
     pub const MTU: u16 = 1500;
 
     /// A balancer with the first `backends` backends, which flows take in turns.

@@ -17,14 +17,20 @@ use bytemuck::Zeroable;
 
 use crate::{Environment, FlowMemory, Packet, packet::Wire, table};
 
+/// Bytes before a frame in its allocation, which it can grow into.
+const HEADROOM: usize = 64;
 /// Bytes that follow a frame in its allocation, and are none of the data plane's business.
 const BEYOND: usize = 64;
 
 /// A frame that hands out pointers into its first buffer only, and notices what is written past the end.
 pub struct Buffer {
     bytes: Box<[Cell<u8>]>,
-    length: usize,
-    first: usize,
+    /// Where the frame starts, where its first buffer ends, and where it ends itself.
+    start: Cell<usize>,
+    first_end: Cell<usize>,
+    end: Cell<usize>,
+    /// Where it ended at first: what lies behind must stay as it is.
+    original_end: usize,
     beyond: u8,
 }
 
@@ -38,33 +44,55 @@ impl Buffer {
     /// those behaves differently with another value.
     pub fn fragmented(frame: &[u8], first: usize, beyond: u8) -> Buffer {
         assert!(first <= frame.len());
-        let bytes = frame.iter().copied().chain([beyond; BEYOND]).map(Cell::new).collect();
-        Buffer { bytes, length: frame.len(), first, beyond }
+        let before = [beyond; HEADROOM].into_iter();
+        let bytes = before.chain(frame.iter().copied()).chain([beyond; BEYOND]).map(Cell::new).collect();
+        let end = HEADROOM + frame.len();
+        Buffer {
+            bytes,
+            start: Cell::new(HEADROOM),
+            first_end: Cell::new(HEADROOM + first),
+            end: Cell::new(end),
+            original_end: end,
+            beyond,
+        }
     }
 
     /// The frame as it is now.
     #[track_caller]
     pub fn bytes(&self) -> Vec<u8> {
-        let (frame, rest) = self.bytes.split_at(self.length);
-        assert!(rest.iter().all(|byte| byte.get() == self.beyond), "written past the end");
-        frame.iter().map(Cell::get).collect()
+        let behind = &self.bytes[self.original_end..];
+        assert!(behind.iter().all(|byte| byte.get() == self.beyond), "written past the end");
+        self.bytes[self.start.get()..self.end.get()].iter().map(Cell::get).collect()
     }
 
     /// Where the frame starts: the addresses that parsing gives are measured from here.
     pub fn start(&self) -> usize {
-        self.bytes.as_ptr().addr()
+        self.bytes.as_ptr().addr() + self.start.get()
     }
 }
 
 impl Packet for Buffer {
     fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
-        let is_inside = offset.checked_add(size_of::<T>())? <= self.first;
-        // SAFETY: `offset` is within the allocation, as just checked; the cells allow writing through it.
-        is_inside.then(|| unsafe { self.bytes.as_ptr().add(offset) }.cast_mut().cast())
+        let place = self.start.get().checked_add(offset)?;
+        let is_inside = place.checked_add(size_of::<T>())? <= self.first_end.get();
+        // SAFETY: `place` is within the allocation, as just checked; the cells allow writing through it.
+        is_inside.then(|| unsafe { self.bytes.as_ptr().add(place) }.cast_mut().cast())
+    }
+
+    fn reshape(&self, head: i32, length: usize) -> bool {
+        let Some(start) = self.start.get().checked_add_signed(head as isize) else { return false };
+        let end = start + length;
+        if end > self.end.get() {
+            return false;
+        }
+        self.start.set(start);
+        self.end.set(end);
+        self.first_end.set(self.first_end.get().min(end));
+        true
     }
 
     fn has(&self, length: usize) -> bool {
-        length <= self.length
+        self.start.get() + length <= self.end.get()
     }
 }
 
@@ -311,12 +339,20 @@ impl Environment for Kernel {
         self.roles.get(&address).copied().unwrap_or(0)
     }
 
-    fn take_slot(&self, service: ServiceId) -> Option<BackendId> {
+    fn take(&self, service: ServiceId) -> RingWord {
         let mut rings = self.rings.borrow_mut();
-        let (word, slots) = rings.get_mut(&service)?;
+        let Some((word, _)) = rings.get_mut(&service) else { return RingWord::new(0, 0) };
         let taken = *word;
         word.0 = word.0.wrapping_add(RingWord::TAKE);
-        Some(slots[taken.slot()?])
+        taken
+    }
+
+    fn slot(&self, service: ServiceId, _half: usize, slot: usize) -> Option<BackendId> {
+        self.rings.borrow().get(&service)?.1.get(slot).copied()
+    }
+
+    fn may_send_icmp(&self, _now: u32) -> bool {
+        true
     }
 
     fn backend(&self, id: BackendId) -> Option<Backend> {

@@ -28,6 +28,10 @@ pub struct Service {
     pub forward: Forward,
     /// How long an established flow may be silent.
     pub idle_timeout: Duration,
+    /// What becomes of a new flow while no backend may take one.
+    pub no_backend: Refusal,
+    /// What becomes of a TCP segment, not a SYN, that belongs to no flow.
+    pub unknown_flow: Refusal,
     /// The servers, in the order of the file; there may be none, and their weights may all be 0.
     pub backends: Vec<Backend>,
 }
@@ -107,6 +111,15 @@ impl fmt::Display for Forward {
     }
 }
 
+/// What the sender of a refused packet gets to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A RST, or for UDP an ICMP port unreachable.
+    Answer,
+    /// Nothing.
+    Drop,
+}
+
 pub(super) const SERVICE: Schema = Schema {
     title: "[[service]]",
     keys: &[
@@ -116,13 +129,14 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("method", "method = \"least-packets\""),
         Key::new("forward", "forward = \"nat\""),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
+        Key::new("no-backend", "no-backend = \"reject\""),
+        Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
     ],
     later: &[
         "advertise",
         "drain-timeout",
         "health",
-        "no-backend",
         "one-packet",
         "persistence",
         "requests",
@@ -131,7 +145,6 @@ pub(super) const SERVICE: Schema = Schema {
         "snat",
         "snat-addresses",
         "snat-ports",
-        "unknown-flow",
     ],
 };
 
@@ -159,6 +172,15 @@ impl Service {
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
+        let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
+        let no_backend =
+            section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject"), &[]), findings);
+        let unknown_flow = section.optional(
+            "unknown-flow",
+            Refusal::Answer,
+            value::choice(&refusal("reset"), &[]),
+            findings,
+        );
 
         registry.note_service(&section, name.as_ref(), address, protocol, findings);
         let items = match section.get("backend") {
@@ -179,6 +201,8 @@ impl Service {
             method: method?,
             forward: forward?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
+            no_backend: no_backend?,
+            unknown_flow: unknown_flow?,
             backends,
         })
     }

@@ -61,7 +61,7 @@ impl Sizes {
 /// The loaded program and its maps.
 pub struct Datapath {
     ebpf: Ebpf,
-    services: HashMap<MapData, [u8; 8], [u8; 8]>,
+    services: HashMap<MapData, [u8; 8], [u8; 16]>,
     addresses: HashMap<MapData, [u8; 4], u32>,
     backends: Array<MapData, [u8; 8]>,
     ports: HashMap<MapData, u32, u32>,
@@ -180,7 +180,7 @@ impl Datapath {
     pub fn set_service(&mut self, key: &ServiceKey, service: &Service) -> Result<()> {
         self.services.insert(
             bytemuck::cast::<_, [u8; 8]>(*key),
-            bytemuck::cast::<_, [u8; 8]>(*service),
+            bytemuck::cast::<_, [u8; 16]>(*service),
             0,
         )?;
         Ok(())

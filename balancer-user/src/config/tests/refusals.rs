@@ -3,7 +3,8 @@
 use super::{DAEMON_KEYS, base_with, faults_of};
 use crate::config::service::SERVICE;
 
-const SERVICE_KEYS: &str = "name, address, protocol, method, forward, idle-timeout, backend";
+const SERVICE_KEYS: &str =
+    "name, address, protocol, method, forward, idle-timeout, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -283,6 +284,16 @@ fn names_and_words_of_a_service() {
     check(&[
         (4, "[[service]]\nforward = \"nat\"", &[]),
         (4, "[[service]]\nforward = \"tunnel\"", &["5:11: `forward` is \"tunnel\"; allowed: \"nat\""]),
+        (4, "[[service]]\nno-backend = \"drop\"\nunknown-flow = \"drop\"", &[]),
+        (4, "[[service]]\nno-backend = \"reject\"\nunknown-flow = \"reset\"", &[]),
+        (
+            4,
+            "[[service]]\nno-backend = \"reset\"\nunknown-flow = \"reject\"",
+            &[
+                "5:14: `no-backend` is \"reset\"; allowed: \"reject\", \"drop\"",
+                "6:16: `unknown-flow` is \"reject\"; allowed: \"reset\", \"drop\"",
+            ],
+        ),
         (4, "[[service]]\nidle-timeout = \"4h\"", &[]),
         (4, "[[service]]\nidle-timeout = \"1s\"", &[]),
         (4, "[[service]]\nidle-timeout = \"0s\"", &[&format!("5:16: `idle-timeout` is \"0s\"; {timeouts}")]),
