@@ -118,6 +118,9 @@ fn native_wherever_the_driver_can_whatever_mtu_and_name() {
     let programs = programs(&bench, devices);
     assert!(programs.iter().all(|xdp| xdp.is_some_and(|xdp| !xdp.is_generic)), "{programs:?}");
     assert_eq!(pinned(balancer.place()), ["lc", "lk", "vlan%2e7"]);
+    let log = balancer.log();
+    assert_contains(&log, &["balancing on lc, lk, vlan.7 in native mode"]);
+    assert!(!log.contains('\u{1b}'), "colours in a file: {log}");
 
     let (status, place) = balancer.stop().unwrap();
     assert!(status.success(), "{status}");
@@ -562,6 +565,47 @@ fn a_rejected_program_shows_the_end_of_the_verifiers_log() {
     // The verifier's last line, whatever it rejected, and not more than a screen.
     assert_contains(&text, &["processed ", " insns (limit 1000000)"]);
     assert!((3..=25).contains(&text.lines().count()), "{text}");
+    assert_bare(&bench, &place, &["lc", "lk"]);
+}
+
+/// A control group with little memory, removed with this value.
+struct MemoryGroup {
+    path: PathBuf,
+}
+
+impl MemoryGroup {
+    fn new(bytes: u64) -> Self {
+        let name = format!("balancer-test-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/memory");
+        let (path, limit) = match v1.is_dir() {
+            true => (v1.join(name), "memory.limit_in_bytes"),
+            false => (Path::new("/sys/fs/cgroup").join(name), "memory.max"),
+        };
+        fs::create_dir(&path).expect("a control group: is /sys/fs/cgroup mounted and writable?");
+        let group = Self { path };
+        fs::write(group.path.join(limit), bytes.to_string()).expect("the memory controller, switched on");
+        group
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // What was charged to it may still be on its way out.
+        drop(eventually(LIMIT, "the control group to go", || fs::remove_dir(&self.path).ok()));
+    }
+}
+
+#[test]
+fn a_flow_table_larger_than_the_memory_is_told_as_such() {
+    let bench = Plan::backends(1).build().unwrap();
+    let group = MemoryGroup::new(64 << 20);
+    let place = place(&bench, &["lc", "lk"], "max-flows = 4194304");
+    let join = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.path.display());
+    let text = refused_under(&bench.balancer, &["sh", "-c", &join], &place.config()).unwrap();
+    let expected = "balancer: create the BPF maps: not enough memory: lower max-flows, or raise the memory limit of the \
+                    control group: ";
+    assert_contains(&text, &[expected, "Cannot allocate memory (os error 12)"]);
+    assert_eq!(text.lines().count(), 1, "{text}");
     assert_bare(&bench, &place, &["lc", "lk"]);
 }
 
