@@ -103,6 +103,35 @@ impl FrameSocket {
         Ok(())
     }
 
+    /// Sends whole frames one after the other, with few system calls.
+    pub fn send_all(&self, frames: &[Vec<u8>]) -> Result<()> {
+        let mut buffers: Vec<libc::iovec> = frames
+            .iter()
+            .map(|frame| libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() })
+            .collect();
+        let message = |buffer: &mut libc::iovec| {
+            // SAFETY: `mmsghdr` is a plain C structure, for which all zeros is a value.
+            let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
+            message.msg_hdr.msg_iov = buffer;
+            message.msg_hdr.msg_iovlen = 1;
+            message
+        };
+        let mut messages: Vec<libc::mmsghdr> = buffers.iter_mut().map(message).collect();
+        let mut rest = messages.as_mut_slice();
+        while !rest.is_empty() {
+            let count = libc::c_uint::try_from(rest.len()).context("count the frames")?;
+            // SAFETY: each message points to its buffer in `buffers`, and that to its frame; the kernel reads those, and
+            // writes to the messages of `rest`, whose number it is given.
+            let sent = unsafe { libc::sendmmsg(self.socket.as_raw_fd(), rest.as_mut_ptr(), count, 0) };
+            let sent = check(sent).context("send frames")?.unsigned_abs() as usize;
+            rest = rest.get_mut(sent..).unwrap_or_default();
+        }
+        for (message, frame) in messages.iter().zip(frames) {
+            anyhow::ensure!(message.msg_len as usize == frame.len(), "a frame was sent in part");
+        }
+        Ok(())
+    }
+
     /// The next frame for which `choose` returns a value, or `None` if none comes within `limit`.
     pub fn receive<T>(
         &self,
