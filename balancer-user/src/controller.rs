@@ -164,10 +164,9 @@ impl Controller {
         for (service, counted) in self.services.iter_mut().zip(counted) {
             let own = observations.get(service.ids.clone()).unwrap_or_default();
             service.balance.observe(now, own);
-            if select(&mut self.datapath, service, now, counted) {
-                self.selected = now;
-            }
+            select(&mut self.datapath, service, now, counted);
         }
+        self.selected = now;
         self.sweep(now);
         Ok(())
     }
@@ -273,20 +272,17 @@ impl Controller {
     }
 }
 
-/// Plans a service's ring and switches to it; whether there was anything to switch.
-fn select(datapath: &mut Datapath, service: &mut LiveService, now: Monotonic, counted: u64) -> bool {
+/// Plans a service's ring and switches to it, unless what is in it goes on rightly.
+fn select(datapath: &mut Datapath, service: &mut LiveService, now: Monotonic, counted: u64) {
     for attempt in 1..=PLAN_TRIES {
         let word = datapath.ring_word(service.id);
-        let Some(plan) = service.balance.plan(now, Taken { counted, now: word.taken() }) else {
-            return false;
-        };
+        let Some(plan) = service.balance.plan(now, Taken { counted, now: word.taken() }) else { return };
         let expected = (attempt < PLAN_TRIES).then_some(word);
         if datapath.switch_ring(service.id, &plan.slots, expected).is_ok() {
             service.balance.install(plan);
-            return true;
+            return;
         }
     }
-    false
 }
 
 fn write_backend(datapath: &mut Datapath, id: usize, backend: &config::Backend) -> Result<()> {

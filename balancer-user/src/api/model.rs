@@ -19,7 +19,7 @@ pub struct Status {
     pub interfaces: Vec<InterfaceStatus>,
     /// Refused packets since the program was loaded, by the name of the reason.
     pub drops: BTreeMap<String, u64>,
-    /// How long ago the selection rings were last written, in milliseconds.
+    /// How long ago the selection rings were last judged, and written where they had to change, in milliseconds.
     pub selection_age_ms: u64,
     /// What time the `window_*` figures cover, in milliseconds: less than the configured window at first.
     pub window_ms: u64,

@@ -117,6 +117,7 @@ async fn steer(
 ) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     let mut tick = interval(daemon.tick);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut shown = Monotonic::now();
@@ -125,6 +126,7 @@ async fn steer(
             biased;
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
+            _ = hangup.recv() => tracing::warn!("SIGHUP: reload is not supported yet; restart to apply a changed file"),
             changed = network.changed() => {
                 if changed.is_err() {
                     bail!("the kernel's routes and neighbours are no longer followed");
