@@ -2,7 +2,12 @@
 //! name, and nothing arrives anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
-use std::{collections::BTreeMap, net::SocketAddrV4, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddrV4, TcpStream, UdpSocket},
+    time::Duration,
+};
 
 use balancer_tests::{
     Balancer, Plan, Topology,
@@ -34,6 +39,9 @@ fn tcp(path: Path, flags: u8) -> Vec<u8> {
     path.tcp(Segment::flags(flags), &[]).unwrap()
 }
 
+/// Refuses flows without a word where no backend is.
+const SILENT: &str = "no-backend = \"drop\"";
+
 /// A balancer with services of one backend each, whose backends say nothing of their own accord.
 struct Scene {
     // The balancer goes before its namespace.
@@ -42,6 +50,8 @@ struct Scene {
     backends: Vec<FrameSocket>,
     drops: BTreeMap<String, u64>,
     markers: u16,
+    /// Somebody must be there, or the backends answer datagrams with errors; nobody needs to read.
+    _listeners: Vec<UdpSocket>,
     bench: Topology,
 }
 
@@ -64,6 +74,10 @@ impl Scene {
             backends: bench.backends.iter().map(|netns| FrameSocket::open(netns, "e0").unwrap()).collect(),
             drops,
             markers: 0,
+            _listeners: (1..)
+                .zip(&bench.backends)
+                .map(|(number, netns)| netns.run(|| Ok(UdpSocket::bind(backend(number))?)).unwrap())
+                .collect(),
             bench,
         }
     }
@@ -105,7 +119,7 @@ impl Scene {
         let arrived = self.next_at(1);
         assert_eq!(arrived[28..], *b"marker", "{what} arrived: {}", to_hex(&arrived));
         for socket in self.backends.iter().chain([&self.client]) {
-            let arrived = socket.receive_packet(Duration::ZERO, is_ours).unwrap();
+            let arrived = socket.receive_packet(Duration::ZERO, |_| true).unwrap();
             assert_eq!(arrived.map(|packet| to_hex(&packet)), None, "{what}");
         }
     }
@@ -113,7 +127,7 @@ impl Scene {
     /// The next packet that arrives at a backend.
     fn next_at(&self, number: u8) -> Vec<u8> {
         let socket = &self.backends[usize::from(number) - 1];
-        socket.receive_packet(LIMIT, is_ours).unwrap().expect("nothing arrived")
+        socket.receive_packet(LIMIT, |_| true).unwrap().expect("nothing arrived")
     }
 
     fn wait_for_state(&self, service: &str, state: BackendState) {
@@ -124,15 +138,15 @@ impl Scene {
     }
 }
 
-/// Everything but what hosts tell each other about ports that nobody listens on.
-fn is_ours(packet: &[u8]) -> bool {
-    packet.get(9).is_none_or(|protocol| i32::from(*protocol) != libc::IPPROTO_ICMP)
-}
-
 /// A UDP service at this port, called `udp-PORT`, with backends 1, 2, … of these weights.
 fn udp_service(port: u16, weights: &[u8]) -> Service {
     let address = SocketAddrV4::new(VIP, port);
-    Service { name: format!("udp-{port}"), address, ..Service::new("udp", "round-robin", weights) }
+    Service {
+        name: format!("udp-{port}"),
+        address,
+        more: SILENT,
+        ..Service::new("udp", "round-robin", weights)
+    }
 }
 
 /// The same with this backend alone.
@@ -142,8 +156,8 @@ fn udp_service_of(port: u16, number: u8) -> Service {
 
 #[test]
 fn what_no_flow_could_carry_is_refused_by_name() {
-    let mut scene =
-        Scene::new(vec![Service::new("tcp", "round-robin", &[1]), Service::new("udp", "round-robin", &[1])]);
+    let silent = Service { more: "unknown-flow = \"drop\"", ..Service::new("tcp", "round-robin", &[1]) };
+    let mut scene = Scene::new(vec![silent, Service::new("udp", "round-robin", &[1])]);
     for (what, packet) in [
         ("12 bytes of TCP", "450000201234000040069b900a00010ac000020a9c4800500000000100000000"),
         ("UDP length 4", "4500001c1234000040119b890a00010ac000020a9c47005000040000"),
@@ -301,4 +315,21 @@ fn a_flow_that_finds_the_table_full_is_refused_by_name() {
         assert!(is_answered(port, LIMIT), "the flow of port {port} was pushed out");
     }
     assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), [("flow-table-full", 1)]);
+}
+
+/// The answers to what is refused are such that the client's own kernel believes them.
+#[test]
+fn a_client_is_told_at_once_that_there_is_no_backend() {
+    let bench = Plan::backends(1).build().unwrap();
+    let services = ["tcp", "udp"].map(|protocol| Service::new(protocol, "least-packets", &[0]));
+    let balancer = Balancer::start(&bench.balancer, &config::text("", &services)).unwrap();
+    let vip = SocketAddrV4::new(VIP, VIP_PORT);
+    let refused = bench.client.run(|| Ok(TcpStream::connect_timeout(&vip.into(), LIMIT))).unwrap();
+    assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    let socket = bench.client.run(|| Ok(UdpSocket::bind((CLIENT, 0))?)).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.connect(vip).unwrap();
+    socket.send(b"x").unwrap();
+    assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), [("no-backend", 2)]);
 }

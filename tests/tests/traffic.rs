@@ -23,7 +23,7 @@ use balancer_tests::{
     ping, status,
     topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, VIP, backend_address, mac},
 };
-use balancer_user::api::AttachedMode;
+use balancer_user::api::{AttachedMode, BackendStatus};
 
 const LIMIT: Duration = Duration::from_secs(5);
 /// One TTL less than senders begin with.
@@ -226,9 +226,13 @@ fn datagrams_come_back_byte_for_byte_from_the_virtual_address() {
     assert_kernel_forwards_nothing(&bench);
 }
 
-/// Conversations of unlike lengths and sizes, under each method: what the method measures ends up even.
+/// Conversations of unlike lengths and sizes, the long ones such that turns alone give them all to one backend: what the
+/// method measures ends up even.
 #[test]
 fn each_method_spreads_what_it_measures() {
+    const GROUPS: u64 = 40;
+    // Of a long conversation, both ways; the others are one datagram of 100 bytes each way.
+    const LONG: (u64, u64) = (8, 1200);
     for method in ["round-robin", "least-packets", "least-bandwidth"] {
         let bench = Plan::default().build().unwrap();
         let _servers: Vec<Echo> = (1..)
@@ -236,38 +240,45 @@ fn each_method_spreads_what_it_measures() {
             .map(|(number, netns)| Echo::udp(netns, backend(number)).unwrap())
             .collect();
         let balancer = start(&bench, "tick = \"10ms\"", &[Service::new("udp", method, &[1, 1, 1])]);
-        let vip = SocketAddrV4::new(VIP, VIP_PORT);
         let mut buffer = vec![0; 2000];
-        const FLOWS: u64 = 240;
-        for flow in 0..FLOWS {
-            let socket = client_socket(&bench, 40_000 + flow as u16);
-            // Every third conversation is the long one, so that turns alone would give it to one backend.
-            let (datagrams, length) = if flow % 3 == 0 { (8, 1200) } else { (1, 100) };
-            for _ in 0..datagrams {
-                socket.send_to(&vec![7; length], vip).unwrap();
-                socket.recv_from(&mut buffer).unwrap();
+        let mut port = 40_000;
+        let mut last = None;
+        for group in 1..=GROUPS {
+            for (datagrams, length) in [LONG, (1, 100), (1, 100)] {
+                let socket = client_socket(&bench, port);
+                port += 1;
+                for _ in 0..datagrams {
+                    socket.send_to(&vec![7; length as usize], (VIP, VIP_PORT)).unwrap();
+                    socket.recv_from(&mut buffer).unwrap();
+                }
             }
+            let sent = group * 2 * (LONG.0 + 2);
+            let status = status::wait(&balancer, "all counted", |status| {
+                status::each(status, |backend| backend.packets).iter().sum::<u64>() == sent
+            });
+            last = Some(status.unwrap());
         }
-        let service = status::read_fresh(&balancer).unwrap().services.remove(0);
-        let figures: Vec<u64> = match method {
-            "round-robin" => service.backends.iter().map(|backend| backend.active).collect(),
-            "least-packets" => service.backends.iter().map(|backend| backend.packets).collect(),
-            _ => service.backends.iter().map(|backend| backend.bytes).collect(),
+        let status = last.unwrap();
+        let spread = |figure: fn(&BackendStatus) -> u64| {
+            let figures = status::each(&status, figure);
+            figures.iter().max().unwrap() - figures.iter().min().unwrap()
         };
-        let sum: u64 = figures.iter().sum();
-        let flows: u64 = service.backends.iter().map(|backend| backend.active).sum();
-        assert_eq!(flows, FLOWS, "{method}");
-        if method == "round-robin" {
-            assert_eq!(figures, [FLOWS / 3; 3]);
-            let packets: Vec<u64> = service.backends.iter().map(|backend| backend.packets).collect();
-            assert_eq!(
-                packets,
-                [FLOWS / 3 * 16, FLOWS / 3 * 2, FLOWS / 3 * 2],
-                "turns alone do not even out"
-            );
-        }
-        for figure in &figures {
-            assert!(figure * 3 * 10 >= sum * 9 && figure * 3 * 10 <= sum * 11, "{method}: {figures:?}");
+        let flows = status::each(&status, |backend| backend.active);
+        assert_eq!(flows.iter().sum::<u64>(), 3 * GROUPS, "{method}");
+        match method {
+            "round-robin" => {
+                assert_eq!(flows, [GROUPS; 3]);
+                assert_eq!(spread(|backend| backend.packets), GROUPS * 2 * (LONG.0 - 1), "turns alone");
+            }
+            "least-packets" => {
+                let spread = spread(|backend| backend.packets);
+                assert!(spread <= 2 * 2 * LONG.0, "{method}: {:?}", status::traffic(&status.services[0]));
+            }
+            _ => {
+                let spread = spread(|backend| backend.bytes);
+                let long = 2 * LONG.0 * (LONG.1 + 28);
+                assert!(spread <= 2 * long, "{method}: {:?}", status::traffic(&status.services[0]));
+            }
         }
     }
 }
