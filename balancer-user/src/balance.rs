@@ -1,19 +1,27 @@
 //! The state of one service's balancing: from what was counted to the slots of its selection ring.
 
+mod flows;
 mod plan;
+mod score;
+mod standing;
 
 use std::{error::Error, fmt, time::Duration};
 
-use balancer_common::{BackendId, RING_SLOTS, Traffic};
+use balancer_common::{AGES, BackendId, RING_SLOTS, Traffic};
 
-pub use self::plan::{Plan, Taken};
+use self::flows::Flows;
+pub use self::{
+    plan::{Plan, Taken},
+    score::Score,
+};
 use crate::{
     clock::Monotonic,
-    cost::FlowCost,
+    cost::mean_charge,
+    forward::{Contender, fill},
     load::Load,
     method::Method,
+    openings::Row,
     rotation::{cycle, cycle_length},
-    schedule::{Candidate, fill},
     window::{Totals, Window},
 };
 
@@ -40,36 +48,19 @@ pub struct Observation {
     pub opened: u64,
 }
 
-/// Where a backend stands, for people to see.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Score {
-    /// Whose score it is.
-    pub id: BackendId,
-    /// Its weight.
-    pub weight: u8,
-    /// N as measured, in the method's unit (`least-bandwidth`: Mbit/s), two decimals; 0 for `round-robin`.
-    pub n: f64,
-    /// N × 10000 / weight of the N that is compared (a newcomer's may be above the measured one), two decimals; `None`
-    /// for weight 0.
-    pub nw: Option<f64>,
-    /// Fraction of the installed ring's slots.
-    pub share: f64,
-    /// What was counted in the window.
-    pub window: Totals,
-    /// Whether it is new among others that are not: N is filled up with what they carry.
-    pub newcomer: bool,
-}
-
 /// The balancing of one service.
 ///
-/// Each tick: read `Taken::counted` from the ring word, read the counters, `observe`, `plan`. When there is a plan,
+/// Each tick: read `Taken::counted` from the ring word, read the counters, `observe`, `observe_ages`, `plan`. When there is a plan,
 /// write it to the half not in use and exchange the word; if more slots were taken meanwhile, `plan` again with the
 /// new `Taken::now`; then `install`. Without a plan the installed ring goes on: its next slots are those wanted.
 #[derive(Clone, Debug)]
 pub struct Balance {
     measure: Measure,
     span: Duration,
+    slow_start: Duration,
     backends: Vec<Backend>,
+    /// From the first `set_members` on.
+    flows: Option<Flows>,
     /// One round-robin cycle; empty for other methods.
     cycle: Vec<BackendId>,
     /// Whether the installed ring goes round `cycle`; if not, it was made for other backends.
@@ -95,22 +86,19 @@ struct Backend {
     window: Window,
     /// Since when it has had a share of the new flows: added, or its weight last raised from 0.
     since: Monotonic,
+    /// Whether another had had its share for the whole window by then: only such a one is a newcomer.
+    is_late: bool,
+    /// Its flows, beside the service's `Openings`.
+    opened: Row,
 }
 
 /// All that a plan by load depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Question {
-    candidates: Vec<Candidate>,
+    contenders: Vec<Contender>,
     last: Option<BackendId>,
     length: usize,
     taken: u64,
-}
-
-/// N of each backend, measured and compared.
-struct Loads {
-    measured: Load,
-    compared: Load,
-    newcomer: bool,
 }
 
 impl Balance {
@@ -129,7 +117,9 @@ impl Balance {
         Ok(Balance {
             measure,
             span,
+            slow_start: Duration::ZERO,
             backends: Vec::new(),
+            flows: None,
             cycle: Vec::new(),
             cycle_is_installed: false,
             installed: Plan::new(Vec::new(), None, 0),
@@ -156,12 +146,14 @@ impl Balance {
         let order: Vec<BackendId> = self.backends.iter().map(|backend| backend.id).collect();
         self.installed.replace_last(&order, |id| members.iter().any(|member| member.id == id));
         let mut old = std::mem::take(&mut self.backends);
+        let is_late = old.iter().any(|backend| backend.weight > 0 && now.since(backend.since) >= self.span);
+        let flows = self.flows.get_or_insert_with(|| Flows::new(now, self.span));
         for member in members {
             let backend = match old.iter().position(|backend| backend.id == member.id) {
                 Some(index) => {
                     let mut backend = old.swap_remove(index);
                     if backend.weight == 0 {
-                        backend.since = now;
+                        (backend.since, backend.is_late) = (now, is_late);
                     }
                     backend.weight = member.weight;
                     backend
@@ -171,6 +163,8 @@ impl Balance {
                     weight: member.weight,
                     window: Window::new(now, self.span),
                     since: now,
+                    is_late,
+                    opened: flows.row(),
                 },
             };
             self.backends.push(backend);
@@ -179,23 +173,47 @@ impl Balance {
         self.answered = None;
     }
 
+    /// Over how long the share of a newcomer is ramped, linearly, from 0 to its weight; zero = at once, the default.
+    ///
+    /// Newcomers are those that come, or come back from weight 0, when another has had its share for the whole window.
+    pub const fn set_slow_start(&mut self, slow_start: Duration) {
+        self.slow_start = slow_start;
+    }
+
     /// Adds what the counters have grown by since the last call (the first: since the backend was added).
     ///
     /// Call it once a tick with all backends; those that are no members are ignored.
     pub fn observe(&mut self, now: Monotonic, observations: &[(BackendId, Observation)]) {
-        let mut arrived = 0u64;
+        let mut opened = vec![0u64; self.backends.len()];
         for (index, (id, observation)) in observations.iter().enumerate() {
             // Mostly they come in the members' own order.
             let place = match self.backends.get(index) {
                 Some(backend) if backend.id == *id => Some(index),
                 _ => self.position(*id),
             };
-            if let Some(backend) = place.and_then(|place| self.backends.get_mut(place)) {
-                backend.window.push(now, observation.traffic, observation.opened);
-                arrived = arrived.saturating_add(observation.opened);
+            if let Some(place) = place {
+                self.backends[place].window.push(now, observation.traffic, observation.opened);
+                opened[place] = opened[place].saturating_add(observation.opened);
             }
         }
+        let arrived = opened.iter().copied().fold(0, u64::saturating_add);
         self.peak = arrived.max(self.peak - self.peak.div_ceil(16));
+        if let Some(flows) = &mut self.flows {
+            let shift = flows.opened(now, arrived);
+            for (backend, opened) in self.backends.iter_mut().zip(opened) {
+                backend.opened.follow(shift, opened);
+            }
+        }
+    }
+
+    /// Adds what the service's flows have carried since the last call, by `age_bucket` of the flow at each packet.
+    ///
+    /// Call it once a tick, after `observe` of what was read at the same time. Without it, picks are charged the mean, and
+    /// nothing is known of what recent flows have yet to bring.
+    pub fn observe_ages(&mut self, now: Monotonic, growth: &[Traffic; AGES]) {
+        if let (Some(flows), true) = (&mut self.flows, self.measure != Measure::Nothing) {
+            flows.learn(now, self.measure, growth);
+        }
     }
 
     /// The ring that should follow after the slots taken so far; `None` if what is installed goes on like that.
@@ -224,41 +242,17 @@ impl Balance {
         self.answered = None;
     }
 
-    /// Where each backend stands, in configured order.
-    pub fn scores(&self, now: Monotonic) -> Vec<Score> {
-        let slots = &self.installed.slots;
-        let micros = u64::try_from(self.span.as_micros()).unwrap_or(u64::MAX);
-        let shown = |load: Load| match self.measure {
-            Measure::Bytes => load.megabits_over(micros),
-            Measure::Packets | Measure::Nothing => load,
-        };
-        let totals = self.totals(now);
-        let score = |((backend, loads), window): ((&Backend, Loads), &Totals)| Score {
-            id: backend.id,
-            weight: backend.weight,
-            n: shown(loads.measured).shown(),
-            nw: shown(loads.compared).shown_weighted(backend.weight),
-            share: slots.iter().filter(|slot| **slot == backend.id).count() as f64
-                / slots.len().max(1) as f64,
-            window: *window,
-            newcomer: loads.newcomer,
-        };
-        let loads = self.loads(now, &totals, self.cost(&totals).charge());
-        self.backends.iter().zip(loads).zip(&totals).map(score).collect()
-    }
-
     fn question(&self, now: Monotonic, last: Option<BackendId>, taken: Taken) -> Question {
         let totals = self.totals(now);
-        let cost = self.cost(&totals).charge();
-        let mut candidates: Vec<Candidate> = self
-            .backends
-            .iter()
-            .zip(self.loads(now, &totals, cost))
-            .map(|(backend, loads)| Candidate { n: loads.compared, weight: backend.weight, charge: cost })
+        let charge = self.charge(now, &totals);
+        let mut contenders: Vec<Contender> = self
+            .standings(now, &totals, charge)
+            .into_iter()
+            .map(|standing| Contender { n: standing.compared, weight: standing.weight, charge })
             .collect();
         for (id, picks) in self.installed.pending(taken) {
-            if let Some(candidate) = self.position(id).and_then(|place| candidates.get_mut(place)) {
-                candidate.n = candidate.n.plus(cost.times(picks));
+            if let Some(contender) = self.position(id).and_then(|place| contenders.get_mut(place)) {
+                contender.n = contender.n.plus(charge.times(picks));
             }
         }
         let turns = match self.weights().filter(|weight| *weight > 0).count() {
@@ -266,12 +260,12 @@ impl Balance {
             _ => cycle_length(self.weights()),
         };
         let length = if turns > self.length() { self.length() } else { self.whole(turns) };
-        Question { candidates, last, length, taken: taken.now }
+        Question { contenders, last, length, taken: taken.now }
     }
 
     fn plan_loads(&self, question: Question) -> Plan {
-        let Question { candidates, last, length, .. } = question;
-        let picks = fill(candidates, last.and_then(|last| self.position(last)), length);
+        let Question { contenders, last, length, .. } = question;
+        let picks = fill(&contenders, last.and_then(|last| self.position(last)), length);
         Plan::new(self.ids(picks), last, 0)
     }
 
@@ -315,43 +309,16 @@ impl Balance {
         self.backends.iter().map(|backend| backend.window.totals(now)).collect()
     }
 
-    /// N of each backend: what was counted, and for a newcomer also what its window can't know of.
+    /// What a pick is charged: what one flow brings within the window, or until that has been learned, the mean.
     ///
-    /// A newcomer is one whose history is shorter than the window while that of others is full. It starts at the mean
-    /// of their N / weight (× its own weight), and that fades as its history grows; in its place come its own flows,
-    /// each with what it is expected to bring. So the newcomer stays at the mean as long as it takes its share, falls
-    /// below if it does not get one, and can't take the stream because its flows are young. (Were the mean a fixed
-    /// lower bound, one of the others would nearly always be below it: the newcomer would get nothing
-    /// until its history is full, and then everything.)
-    fn loads(&self, now: Monotonic, totals: &[Totals], cost: Load) -> Vec<Loads> {
-        let measured = |totals: &Totals| Load::units(self.measure.of(totals.traffic));
-        let known = |backend: &Backend| now.since(backend.since).min(self.span);
-        let settled: Vec<_> = self
-            .backends
-            .iter()
-            .zip(totals)
-            .filter(|(backend, _)| backend.weight > 0 && known(backend) == self.span)
-            .map(|(backend, totals)| (measured(totals), backend.weight))
-            .collect();
-        let load = |(backend, totals): (&Backend, &Totals)| {
-            let measured = measured(totals);
-            let unknown = self.span - known(backend);
-            let is_new = backend.weight > 0 && !unknown.is_zero();
-            match is_new.then(|| Load::mean_for(backend.weight, settled.iter().copied())).flatten() {
-                Some(mean) => {
-                    let expected = measured.max(cost.times(totals.opened));
-                    let compared = expected.plus(mean.share(millis(unknown), millis(self.span)));
-                    Loads { measured, compared, newcomer: true }
-                }
-                None => Loads { measured, compared: measured, newcomer: false },
-            }
-        };
-        self.backends.iter().zip(totals).map(load).collect()
-    }
-
-    fn cost(&self, totals: &[Totals]) -> FlowCost {
-        let sum = totals.iter().copied().fold(Totals::ZERO, Totals::plus);
-        FlowCost::mean(self.measure.of(sum.traffic), sum.opened)
+    /// In the first window only what young flows bring has been learned, and the larger of the two counts.
+    fn charge(&self, now: Monotonic, totals: &[Totals]) -> Load {
+        let learned = self.flows.as_ref().and_then(|flows| flows.charge(now));
+        learned.unwrap_or_else(|| {
+            let sum = totals.iter().copied().fold(Totals::ZERO, Totals::plus);
+            let mean = mean_charge(self.measure.of(sum.traffic), sum.opened);
+            self.flows.as_ref().map_or(mean, |flows| flows.known_charge().max(mean))
+        })
     }
 
     fn position(&self, id: BackendId) -> Option<usize> {
@@ -377,10 +344,6 @@ impl Backend {
     const fn member(&self) -> Member {
         Member { id: self.id, weight: self.weight }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The method compares what nothing counts yet.

@@ -44,9 +44,29 @@ impl Load {
         (load <= Self::MAX.0).then_some(Load(load))
     }
 
+    /// This many millionths of a unit.
+    pub const fn micros(micros: u128) -> Load {
+        Load(micros.saturating_mul(PARTS / 1_000_000)).limited()
+    }
+
+    /// In millionths of a unit, rounded down.
+    pub const fn in_micros(self) -> u128 {
+        self.0 / (PARTS / 1_000_000)
+    }
+
+    /// In billionths of a unit.
+    pub const fn parts(self) -> u128 {
+        self.0
+    }
+
     /// Both together.
     pub const fn plus(self, other: Load) -> Load {
         Load(self.0.saturating_add(other.0)).limited()
+    }
+
+    /// What is left without `other`; nothing if that is more.
+    pub const fn less(self, other: Load) -> Load {
+        Load(self.0.saturating_sub(other.0))
     }
 
     /// `count` of these.
@@ -84,7 +104,8 @@ impl Load {
     }
 
     /// Orders two backends by N × 10000 / weight, exactly: the fractions are compared by cross-multiplication.
-    pub const fn cmp_weighted(self, weight: u8, other: Load, other_weight: u8) -> Ordering {
+    /// Weights may be in any unit, up to 2^20 of it.
+    pub const fn cmp_weighted(self, weight: u32, other: Load, other_weight: u32) -> Ordering {
         let (left, right) = (self.0 * other_weight as u128, other.0 * weight as u128);
         if left < right {
             Ordering::Less
@@ -101,7 +122,8 @@ impl Load {
     }
 
     /// Nw = N × 10000 / weight for display, rounded half up to two decimals; `None` for weight 0, which has none.
-    pub fn shown_weighted(self, weight: u8) -> Option<f64> {
+    pub fn shown_weighted(self, weight: impl Into<u32>) -> Option<f64> {
+        let weight = weight.into();
         (weight > 0).then(|| hundredths(self.0 * 10_000, PARTS * u128::from(weight)))
     }
 
@@ -154,11 +176,11 @@ mod tests {
 
     #[test]
     fn nw_is_shown_rounded_half_up_to_two_decimals() {
-        assert_eq!(Load::units(7).shown_weighted(3), Some(23333.33));
-        assert_eq!(Load::units(5).shown_weighted(3), Some(16666.67));
-        assert_eq!(Load::units(8).shown_weighted(3), Some(26666.67));
-        assert_eq!(Load::units(3).shown_weighted(2), Some(15000.0));
-        assert_eq!(Load::units(3).shown_weighted(0), None);
+        assert_eq!(Load::units(7).shown_weighted(3u8), Some(23333.33));
+        assert_eq!(Load::units(5).shown_weighted(3u8), Some(16666.67));
+        assert_eq!(Load::units(8).shown_weighted(3u8), Some(26666.67));
+        assert_eq!(Load::units(3).shown_weighted(2u8), Some(15000.0));
+        assert_eq!(Load::units(3).shown_weighted(0u8), None);
         assert_eq!(Load::from_decimal("0.125").unwrap().shown(), 0.13);
         assert_eq!(Load::from_decimal("0.124").unwrap().shown(), 0.12);
     }
@@ -171,13 +193,13 @@ mod tests {
         assert_eq!(full.cmp_weighted(100, more, 100), Ordering::Less);
         assert_eq!(full.cmp_weighted(1, full, 100), Ordering::Greater);
         assert_eq!(full.times(100).cmp_weighted(100, full, 1), Ordering::Equal);
-        assert_eq!(full.shown_weighted(1), Some(1.75e15));
+        assert_eq!(full.shown_weighted(1u8), Some(1.75e15));
         let max = Load::MAX;
         assert_eq!(max.plus(max), max);
         assert_eq!(max.times(u64::MAX), max);
         assert_eq!(max.scaled(max), max);
-        assert_eq!(max.cmp_weighted(255, max, 255), Ordering::Equal);
-        assert!((max.shown_weighted(1).unwrap() / 1e27 - 1.0).abs() < 1e-12);
+        assert_eq!(max.cmp_weighted(1 << 20, max, 1 << 20), Ordering::Equal);
+        assert!((max.shown_weighted(1u8).unwrap() / 1e27 - 1.0).abs() < 1e-12);
         assert_eq!(max.share(1, 2).0, max.0 / 2);
         assert_eq!(Load::mean_for(255, [(max, 1), (max, 1)]), Some(Load(max.0 / 2)));
         assert_eq!(Load::mean(u64::MAX, 1), Load::units(u64::MAX));
@@ -189,6 +211,10 @@ mod tests {
         assert_eq!(Load::mean(2, 3), Load(666_666_667));
         assert_eq!(Load::mean(7, 0), Load::units(7));
         assert_eq!(Load::units(3).scaled(Load::from_decimal("1.5").unwrap()), Load(4_500_000_000));
+        assert_eq!(Load::micros(1_500_000), Load(1_500_000_000));
+        assert_eq!(Load(1_500_000_999).in_micros(), 1_500_000);
+        assert_eq!(Load::units(8).less(Load::units(3)), Load::units(5));
+        assert_eq!(Load::units(3).less(Load::units(8)), Load::ZERO);
         assert_eq!(Load::units(8).share(1, 4), Load::units(2));
         assert_eq!(
             Load::mean_for(2, [(Load::units(6), 3), (Load::units(8), 2), (Load::ONE, 0)]),
@@ -206,10 +232,10 @@ mod tests {
         ) {
             // In units, where both products fit beyond doubt.
             let exact = (u128::from(a) * u128::from(wb)).cmp(&(u128::from(b) * u128::from(wa)));
-            prop_assert_eq!(Load::units(a).cmp_weighted(wa, Load::units(b), wb), exact);
+            prop_assert_eq!(Load::units(a).cmp_weighted(wa.into(), Load::units(b), wb.into()), exact);
             // A multiple of both weights on both sides is a tie however large.
             let (x, y) = (Load::units(a).times(u64::from(wa)), Load::units(a).times(u64::from(wb)));
-            prop_assert_eq!(x.cmp_weighted(wa, y, wb), Ordering::Equal);
+            prop_assert_eq!(x.cmp_weighted(wa.into(), y, wb.into()), Ordering::Equal);
         }
 
         #[test]

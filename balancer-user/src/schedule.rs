@@ -50,7 +50,7 @@ impl Schedule {
         in_turn
             .filter(|(_, candidate)| candidate.weight > 0)
             .reduce(|lowest, other| {
-                let order = other.1.n.cmp_weighted(other.1.weight, lowest.1.n, lowest.1.weight);
+                let order = other.1.n.cmp_weighted(other.1.weight.into(), lowest.1.n, lowest.1.weight.into());
                 if order == Ordering::Less { other } else { lowest }
             })
             .map(|(index, _)| index)
@@ -80,16 +80,15 @@ impl Iterator for Schedule {
     }
 }
 
-/// The next `length` picks; none if no candidate may be picked.
-pub fn fill(candidates: Vec<Candidate>, last: Option<usize>, length: usize) -> Vec<usize> {
-    Schedule::new(candidates, last).take(length).map(|step| step.pick).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn fill(candidates: Vec<Candidate>, last: Option<usize>, length: usize) -> Vec<usize> {
+        Schedule::new(candidates, last).take(length).map(|step| step.pick).collect()
+    }
 
     fn candidate(n: u64, weight: u8) -> Candidate {
         Candidate { n: Load::units(n), weight, charge: Load::ONE }

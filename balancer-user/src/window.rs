@@ -133,6 +133,13 @@ impl Window {
         old.fold(self.sum, |sum, sample| sum.minus(sample.growth))
     }
 
+    /// The part of `totals` that was counted until `moment`.
+    pub fn totals_until(&self, moment: Monotonic, now: Monotonic) -> Totals {
+        let young = self.samples.iter().skip_while(|sample| now.since(sample.at) >= self.span);
+        let early = young.take_while(|sample| sample.at <= moment);
+        early.fold(Totals::ZERO, |sum, sample| sum.plus(sample.growth))
+    }
+
     /// How much of the span the window can know about: the time since its start, at most the span.
     pub fn history(&self, now: Monotonic) -> Duration {
         now.since(self.start).min(self.span)
@@ -211,6 +218,9 @@ mod tests {
         window.push(at(100), packets(3), 1);
         window.push(at(1_000), packets(4), 2);
         let seven = Totals { traffic: Traffic { packets: 7, bytes: 700 }, opened: 3 };
+        assert_eq!(window.totals_until(at(999), at(1_000)).opened, 1);
+        assert_eq!(window.totals_until(at(1_000), at(1_000)).opened, 3);
+        assert_eq!(window.totals_until(at(1_000), at(14_100)).opened, 2);
         let four = Totals { traffic: Traffic { packets: 4, bytes: 400 }, opened: 2 };
         assert_eq!(window.totals(at(1_000)), seven);
         assert_eq!(window.totals(at(14_099)), seven);

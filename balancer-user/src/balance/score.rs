@@ -1,0 +1,56 @@
+use balancer_common::BackendId;
+
+use super::{Balance, Measure, standing::FULL};
+use crate::{clock::Monotonic, load::Load, window::Totals};
+
+/// Where a backend stands, for people to see.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Whose score it is.
+    pub id: BackendId,
+    /// Its weight.
+    pub weight: u8,
+    /// N as measured, in the method's unit (`least-bandwidth`: Mbit/s), two decimals; 0 for `round-robin`.
+    pub n: f64,
+    /// What its recent flows have yet to bring within the window, in the same unit, two decimals.
+    pub committed: f64,
+    /// What is compared: (N + committed) × 10000 / weight, two decimals; a newcomer's N is filled up, and while
+    /// its share is ramped it is compared by the weight reached so far. `None` for weight 0.
+    pub nw: Option<f64>,
+    /// Fraction of its weight that slow start has reached: 1 but for a newcomer.
+    pub ramp: f64,
+    /// Fraction of the installed ring's slots.
+    pub share: f64,
+    /// What was counted in the window.
+    pub window: Totals,
+    /// Whether it is new among others that are not: N is filled up with what they carry.
+    pub newcomer: bool,
+}
+
+impl Balance {
+    /// Where each backend stands, in configured order.
+    pub fn scores(&self, now: Monotonic) -> Vec<Score> {
+        let slots = &self.installed.slots;
+        let micros = u64::try_from(self.span.as_micros()).unwrap_or(u64::MAX);
+        let shown = |load: Load| match self.measure {
+            Measure::Bytes => load.megabits_over(micros),
+            Measure::Packets | Measure::Nothing => load,
+        };
+        let totals = self.totals(now);
+        let standings = self.standings(now, &totals, self.charge(now, &totals));
+        let each = self.backends.iter().zip(standings).zip(&totals);
+        each.map(|((backend, standing), window)| Score {
+            id: backend.id,
+            weight: backend.weight,
+            n: shown(standing.measured).shown(),
+            committed: shown(standing.committed).shown(),
+            nw: shown(standing.compared).times(u64::from(FULL)).shown_weighted(standing.weight),
+            ramp: f64::from(standing.ramp) / f64::from(FULL),
+            share: slots.iter().filter(|slot| **slot == backend.id).count() as f64
+                / slots.len().max(1) as f64,
+            window: *window,
+            newcomer: standing.newcomer,
+        })
+        .collect()
+    }
+}

@@ -1,0 +1,129 @@
+use std::time::Duration;
+
+use super::{Backend, Balance, flows::committed};
+use crate::{
+    clock::Monotonic,
+    load::Load,
+    openings::{Cell, nanos},
+    window::Totals,
+};
+
+/// A weight that is not ramped counts this much for each unit; the parts in which slow start raises it.
+pub(super) const FULL: u32 = 256;
+
+/// How a backend stands in the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// N, as counted.
+    pub measured: Load,
+    /// What its recent flows have yet to bring within the window.
+    pub committed: Load,
+    /// Both together, and what a newcomer's history lacks.
+    pub compared: Load,
+    /// Reached by slow start: 1 to `FULL`.
+    pub ramp: u32,
+    /// Its weight × `ramp`.
+    pub weight: u32,
+    /// Whether it is new among others that are not.
+    pub newcomer: bool,
+}
+
+impl Balance {
+    /// How each backend stands; a pick is charged `charge`.
+    pub(super) fn standings(&self, now: Monotonic, totals: &[Totals], charge: Load) -> Vec<Standing> {
+        let each = self.flows.as_ref().map(|flows| flows.committed(now)).unwrap_or_default();
+        let plain = |(backend, totals): (&Backend, &Totals)| {
+            let measured = Load::units(self.measure.of(totals.traffic));
+            let committed = committed(&backend.opened, &each);
+            let ramp = self.ramp(backend, now);
+            Standing {
+                measured,
+                committed,
+                compared: measured.plus(committed),
+                ramp,
+                weight: u32::from(backend.weight) * ramp,
+                newcomer: false,
+            }
+        };
+        let mut standings: Vec<_> = self.backends.iter().zip(totals).map(plain).collect();
+        self.fill_up(now, charge, &mut standings);
+        standings
+    }
+
+    /// Adds to a newcomer's load what its history lacks.
+    ///
+    /// The settled carry m for each unit of weight, mean(N / weight). Of that, what they took since the newcomer came
+    /// is t: what each of their flows opened since then counts by its age, brought and committed. The rest, m − t, is
+    /// from before, and the newcomer can't have it: so it counts as if it had. That leaves it below the others just as
+    /// long as it has taken fewer flows than they have: it gets its share, and can't take the stream. Slow start
+    /// scales m by the fraction reached now, and each opening in t by the one reached then, so that the share follows
+    /// the fraction.
+    ///
+    /// For flows that end within the window, m − t is 0 when the newcomer's history is full. Where flows live longer it
+    /// is not: then it fades over the length of another window, for the newcomer to catch up in.
+    fn fill_up(&self, now: Monotonic, charge: Load, standings: &mut [Standing]) {
+        let is_new = |backend: &Backend| backend.weight > 0 && !self.lacking(backend, now).is_zero();
+        let (Some(flows), true) = (&self.flows, self.backends.iter().any(is_new)) else { return };
+        let is_settled = |backend: &Backend| {
+            backend.weight > 0 && !is_new(backend) && now.since(backend.since) >= self.span
+        };
+        let settled: Vec<_> =
+            self.backends.iter().zip(&*standings).filter(|(backend, _)| is_settled(backend)).collect();
+        let loads: Vec<_> =
+            settled.iter().map(|(backend, standing)| (standing.compared, backend.weight)).collect();
+        // Flows that the settled opened in each cell for each unit of weight, in millionths: their sum.
+        let mut openings = vec![0u128; flows.openings().cells().len()];
+        for (backend, _) in &settled {
+            for (sum, count) in openings.iter_mut().zip(backend.opened.counts()) {
+                *sum += u128::from(count) * 1_000_000 / u128::from(backend.weight);
+            }
+        }
+        let each = flows.counted(now, charge);
+        for (backend, standing) in self.backends.iter().zip(standings).filter(|(backend, _)| is_new(backend))
+        {
+            let Some(mean) = Load::mean_for(backend.weight, loads.iter().copied()) else { continue };
+            let middle = |cell: &Cell| cell.from.plus(cell.until.since(cell.from) / 2);
+            let since = flows.openings().cells().map(middle).zip(openings.iter().zip(&each));
+            let taken = since.filter(|(when, _)| *when > backend.since && now.since(*when) < self.span);
+            let taken: u128 = taken
+                .map(|(when, (opened, each))| {
+                    (opened * u128::from(*each)).saturating_mul(self.ramp(backend, when).into())
+                })
+                .fold(0, u128::saturating_add);
+            // Millionths of flows × millionths of load.
+            let parts = 1_000_000 * u128::from(FULL) * loads.len() as u128;
+            let taken = Load::micros(taken / parts).times(backend.weight.into());
+            // What it still carries from before makes up for some of it.
+            let before = backend.window.totals_until(backend.since, now).traffic;
+            let taken = taken.plus(Load::units(self.measure.of(before)));
+            let lacking = mean.share(standing.ramp.into(), FULL.into()).less(taken);
+            let lacking = lacking.share(nanos(self.lacking(backend, now)), nanos(self.span));
+            standing.compared = standing.compared.plus(lacking);
+            standing.newcomer = true;
+        }
+    }
+
+    /// How much of what a newcomer lacks still counts, as a part of the span: zero for those that are none.
+    ///
+    /// All until its history and its slow start are full; it fades over the span after that.
+    fn lacking(&self, backend: &Backend, now: Monotonic) -> Duration {
+        if !backend.is_late {
+            return Duration::ZERO;
+        }
+        let full = self.span.max(self.slow_start);
+        let over = now.since(backend.since).saturating_sub(full);
+        self.span.saturating_sub(over)
+    }
+
+    /// What slow start has reached of a backend's weight: 1 to `FULL`.
+    fn ramp(&self, backend: &Backend, now: Monotonic) -> u32 {
+        let elapsed = now.since(backend.since);
+        if !backend.is_late || elapsed >= self.slow_start {
+            return FULL;
+        }
+        let reached =
+            u128::from(nanos(elapsed)) * u128::from(FULL) / u128::from(nanos(self.slow_start)).max(1);
+        // Below `FULL`.
+        (reached as u32).max(1)
+    }
+}
