@@ -14,6 +14,7 @@ pub mod datapath;
 pub mod forward;
 pub mod instance;
 pub mod load;
+pub mod maglev;
 pub mod method;
 pub mod netlink;
 pub mod network;
