@@ -5,8 +5,8 @@ use std::{ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service, ServiceId,
-    TIMEOUT_SHIFT, Traffic, answer, role,
+    AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service,
+    ServiceId, TIMEOUT_SHIFT, Traffic, answer, role,
 };
 use bytemuck::Zeroable as _;
 
@@ -34,6 +34,8 @@ pub struct Controller {
     backends: Vec<LiveBackend>,
     /// The cells of the counters as last read, `cpus` for each backend.
     cells: Vec<BackendCounters>,
+    /// The age profiles as last read, `cpus` for each service.
+    profiles: Vec<AgeProfile>,
     sweep_from: usize,
     swept: Monotonic,
     started: Monotonic,
@@ -65,11 +67,10 @@ impl Controller {
         let mut backends = Vec::new();
         for (id, service) in config.services.iter().enumerate() {
             let id = ServiceId::try_from(id).context("number the services")?;
-            let live = LiveService {
-                id,
-                balance: Balance::new(service.method, config.daemon.window)?,
-                ids: backends.len()..backends.len() + service.backends.len(),
-            };
+            let mut balance = Balance::new(service.method, config.daemon.window)?;
+            balance.set_slow_start(service.slow_start);
+            let live =
+                LiveService { id, balance, ids: backends.len()..backends.len() + service.backends.len() };
             for backend in &service.backends {
                 write_backend(&mut datapath, backends.len(), backend)?;
                 backends.push(LiveBackend::default());
@@ -78,12 +79,14 @@ impl Controller {
             services.push(live);
         }
         let cells = vec![BackendCounters::default(); backends.len() * datapath.cpus()];
+        let profiles = vec![AgeProfile::zeroed(); services.len() * datapath.cpus()];
         Ok(Controller {
             datapath,
             config,
             services,
             backends,
             cells,
+            profiles,
             sweep_from: 0,
             swept: now,
             started: now,
@@ -161,9 +164,11 @@ impl Controller {
                 sum.opened += more.opened;
             }
         }
-        for (service, counted) in self.services.iter_mut().zip(counted) {
+        let ages = self.read_profiles()?;
+        for ((service, counted), ages) in self.services.iter_mut().zip(counted).zip(ages) {
             let own = observations.get(service.ids.clone()).unwrap_or_default();
             service.balance.observe(now, own);
+            service.balance.observe_ages(now, &ages);
             select(&mut self.datapath, service, now, counted);
         }
         self.selected = now;
@@ -185,11 +190,9 @@ impl Controller {
         for (id, ((new, old), backend)) in of_backends.enumerate() {
             let mut observation = Observation::default();
             for (new, old) in new.iter().zip(old) {
-                let traffic = |old: Traffic, new: Traffic| Traffic {
-                    packets: difference(old.packets, new.packets),
-                    bytes: difference(old.bytes, new.bytes),
-                };
-                for grown in [traffic(old.request, new.request), traffic(old.reply, new.reply)] {
+                for grown in
+                    [traffic_difference(old.request, new.request), traffic_difference(old.reply, new.reply)]
+                {
                     observation.traffic.packets += grown.packets;
                     observation.traffic.bytes += grown.bytes;
                 }
@@ -203,6 +206,26 @@ impl Controller {
             observations.push((id as BackendId, observation));
         }
         Ok(observations)
+    }
+
+    /// What each service's flows have carried since this was last read, by their age.
+    fn read_profiles(&mut self) -> Result<Vec<[Traffic; AGES]>> {
+        let cpus = self.datapath.cpus();
+        let profiles = self.datapath.read_profiles(self.services.len())?;
+        let of_services = profiles.chunks(cpus).zip(self.profiles.chunks_mut(cpus));
+        let grown = of_services.map(|(new, old)| {
+            let mut growth = [Traffic::default(); AGES];
+            for (new, old) in new.iter().zip(old) {
+                for ((sum, new), old) in growth.iter_mut().zip(new.ages).zip(&mut old.ages) {
+                    let grown = traffic_difference(*old, new);
+                    sum.packets += grown.packets;
+                    sum.bytes += grown.bytes;
+                    *old = new;
+                }
+            }
+            growth
+        });
+        Ok(grown.collect())
     }
 
     /// Walks on over the flow table, as far as the time since the last slice asks for.
@@ -265,11 +288,17 @@ impl Controller {
             window_packets: score.window.traffic.packets,
             window_bytes: score.window.traffic.bytes,
             n: score.n,
+            committed: score.committed,
             nw: score.nw,
             share: score.share,
         })
         .collect()
     }
+}
+
+/// What a pair of ever-growing cells has grown by.
+fn traffic_difference(old: Traffic, new: Traffic) -> Traffic {
+    Traffic { packets: difference(old.packets, new.packets), bytes: difference(old.bytes, new.bytes) }
 }
 
 /// Plans a service's ring and switches to it, unless what is in it goes on rightly.

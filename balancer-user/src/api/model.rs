@@ -66,7 +66,10 @@ pub struct BackendStatus {
     /// Its load by the service's method, to two decimals.
     #[serde(serialize_with = "two_decimals")]
     pub n: f64,
-    /// The load that is compared, N × 10000 / weight, to two decimals; `None` with weight 0.
+    /// What its recent flows have yet to bring within the window, in N's unit, to two decimals.
+    #[serde(serialize_with = "two_decimals")]
+    pub committed: f64,
+    /// The load that is compared, (N + committed) × 10000 / weight, to two decimals; `None` with weight 0.
     #[serde(serialize_with = "two_decimals_if_any")]
     pub nw: Option<f64>,
     /// Its share of the selection ring, 0 to 1, to four decimals.
@@ -153,6 +156,7 @@ pub(crate) mod tests {
             window_packets: 140,
             window_bytes: 17_500_000,
             n: 46.666_666,
+            committed: 1.234_5,
             nw: (weight > 0).then(|| 466_666.666_6 / f64::from(weight)),
             share: if weight == 0 { 0.0 } else { 0.333_333_3 },
         };
@@ -184,13 +188,13 @@ pub(crate) mod tests {
                         "name": "web-11", "address": "10.0.0.11:8080", "weight": 2, "state": "up",
                         "active": 3, "packets": 1000, "bytes": 150_000_000,
                         "window_packets": 140, "window_bytes": 17_500_000,
-                        "n": 46.67, "nw": 233_333.33, "share": 0.3333
+                        "n": 46.67, "committed": 1.23, "nw": 233_333.33, "share": 0.3333
                     },
                     {
                         "name": "web-12", "address": "10.0.0.12:8080", "weight": 0, "state": "unreachable",
                         "active": 3, "packets": 1000, "bytes": 150_000_000,
                         "window_packets": 140, "window_bytes": 17_500_000,
-                        "n": 46.67, "nw": null, "share": 0.0
+                        "n": 46.67, "committed": 1.23, "nw": null, "share": 0.0
                     }
                 ]
             }],

@@ -20,6 +20,7 @@ use crate::{
     datapath::{Datapath, Sizes},
     instance::Instance,
     netlink::Netlink,
+    profile::Profile,
 };
 
 /// How long the start waits for the backends' link-layer addresses.
@@ -82,7 +83,7 @@ fn load(config: Config) -> Result<Controller> {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
         backends: config.daemon.max_backends,
-        profiled_age: config.daemon.window,
+        profiled_age: Profile::reach(config.daemon.window),
     };
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
     let mut datapath = Datapath::load(sizes, log_refusals)?;

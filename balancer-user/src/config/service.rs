@@ -28,6 +28,8 @@ pub struct Service {
     pub forward: Forward,
     /// How long an established flow may be silent.
     pub idle_timeout: Duration,
+    /// Over what time the share of a backend that is new among others grows from nothing to its weight.
+    pub slow_start: Duration,
     /// What becomes of a new flow while no backend may take one.
     pub no_backend: Refusal,
     /// What becomes of a TCP segment, not a SYN, that belongs to no flow.
@@ -129,6 +131,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("method", "method = \"least-packets\""),
         Key::new("forward", "forward = \"nat\""),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
+        Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("no-backend", "no-backend = \"reject\""),
         Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
@@ -141,7 +144,6 @@ pub(super) const SERVICE: Schema = Schema {
         "persistence",
         "requests",
         "rtsp-nat",
-        "slow-start",
         "snat",
         "snat-addresses",
         "snat-ports",
@@ -172,6 +174,8 @@ impl Service {
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
+        let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
+        let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
         let no_backend =
             section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject"), &[]), findings);
@@ -201,6 +205,7 @@ impl Service {
             method: method?,
             forward: forward?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
+            slow_start: slow_start?,
             no_backend: no_backend?,
             unknown_flow: unknown_flow?,
             backends,

@@ -4,7 +4,7 @@ use super::{DAEMON_KEYS, base_with, faults_of};
 use crate::config::service::SERVICE;
 
 const SERVICE_KEYS: &str =
-    "name, address, protocol, method, forward, idle-timeout, no-backend, unknown-flow, backend";
+    "name, address, protocol, method, forward, idle-timeout, slow-start, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -284,6 +284,13 @@ fn names_and_words_of_a_service() {
     check(&[
         (4, "[[service]]\nforward = \"nat\"", &[]),
         (4, "[[service]]\nforward = \"tunnel\"", &["5:11: `forward` is \"tunnel\"; allowed: \"nat\""]),
+        (4, "[[service]]\nslow-start = \"30s\"", &[]),
+        (4, "[[service]]\nslow-start = \"0s\"", &[]),
+        (
+            4,
+            "[[service]]\nslow-start = \"2h\"",
+            &["5:14: `slow-start` is \"2h\"; allowed: a duration in quotes from \"0s\" to \"1h\""],
+        ),
         (4, "[[service]]\nno-backend = \"drop\"\nunknown-flow = \"drop\"", &[]),
         (4, "[[service]]\nno-backend = \"reject\"\nunknown-flow = \"reset\"", &[]),
         (
