@@ -43,6 +43,8 @@ pub mod names {
     pub const SERVICES: &str = "SERVICES";
     /// `HashMap<[u8; 4], u32>`: the roles (`role::*`) of an address, for packets that have no ports.
     pub const ADDRESSES: &str = "ADDRESSES";
+    /// `HashMap<ServiceKey, u32>`: the addresses and ports that backends answer from; the value says nothing.
+    pub const ENDPOINTS: &str = "ENDPOINTS";
     /// `Array<Ring>`, indexed by `ServiceId`, memory-mapped: both halves of each selection ring.
     pub const RINGS: &str = "RINGS";
     /// `Array<u64>`, indexed by `ServiceId`, memory-mapped: the `RingWord` of each ring.

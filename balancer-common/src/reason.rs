@@ -2,7 +2,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Reason {
-    /// Truncated, a length that contradicts another, or impossible TCP flags.
+    /// Truncated, a length that contradicts another, impossible TCP flags, or a source address that no client has.
     Malformed = 0,
     /// A fragment to a service address or from a backend.
     Fragment = 1,
@@ -22,11 +22,14 @@ pub enum Reason {
     FlowTableFull = 8,
     /// The reply of the new flow could not be told from that of another flow, on any backend.
     ReplyCollision = 9,
+    /// From a backend's service port, to somewhere else than this host, and of no flow: it would leave with the
+    /// backend's own address.
+    OrphanReply = 10,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 10] = [
+    pub const ALL: [Reason; 11] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -37,6 +40,7 @@ impl Reason {
         Reason::TooBig,
         Reason::FlowTableFull,
         Reason::ReplyCollision,
+        Reason::OrphanReply,
     ];
 
     /// The name that operators see.
@@ -52,6 +56,7 @@ impl Reason {
             Reason::TooBig => "too-big",
             Reason::FlowTableFull => "flow-table-full",
             Reason::ReplyCollision => "reply-collision",
+            Reason::OrphanReply => "orphan-reply",
         }
     }
 

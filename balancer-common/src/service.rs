@@ -81,4 +81,6 @@ pub mod role {
     pub const SERVICE: u32 = 1;
     /// A backend sends from it.
     pub const BACKEND: u32 = 2;
+    /// It is on an interface of this host.
+    pub const LOCAL: u32 = 4;
 }

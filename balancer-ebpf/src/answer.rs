@@ -33,7 +33,7 @@ pub fn reset<P: Packet>(packet: &P) -> Option<()> {
     let header = usize::from(ip.vihl & 0x0f) * 4;
     let segment: [u8; TcpHdr::LEN] = read(packet, L3 + header)?;
     let [s0, s1, d0, d1, q0, q1, q2, q3, a0, a1, a2, a3, offset, flags, ..] = segment;
-    if flags & tcp::RST != 0 || !is_answerable(ip.src_addr) {
+    if flags & tcp::RST != 0 || !is_answerable(&ip) {
         return None;
     }
     let (sequence, acknowledgement, flags) = if flags & tcp::ACK != 0 {
@@ -63,7 +63,7 @@ pub fn reset<P: Packet>(packet: &P) -> Option<()> {
 #[inline(always)]
 pub fn port_unreachable<P: Packet>(packet: &P) -> Option<()> {
     let ip: Ipv4Hdr = read(packet, L3)?;
-    if !is_answerable(ip.src_addr) {
+    if !is_answerable(&ip) {
         return None;
     }
     turn_around(packet)?;
@@ -89,9 +89,21 @@ pub fn port_unreachable<P: Packet>(packet: &P) -> Option<()> {
 /// The longest IP header, and what follows it.
 const MOST_QUOTED: usize = 60 + QUOTED_PAYLOAD;
 
-/// Whether an address may be answered: one host, and not one of this host's own (RFC 1122, section 3.2.2).
+/// Whether the sender of a packet may be answered: it is one host elsewhere (RFC 1122, section 3.2.2), and the header
+/// that says so is whole. A header with options is not summed up, and so not answered.
 #[inline(always)]
-fn is_answerable(address: [u8; 4]) -> bool {
+fn is_answerable(ip: &Ipv4Hdr) -> bool {
+    // SAFETY: the header consists of bytes alone.
+    let header: [u8; Ipv4Hdr::LEN] = unsafe { core::mem::transmute(*ip) };
+    is_unicast(ip.src_addr)
+        && ip.src_addr != ip.dst_addr
+        && ip.vihl == 0x45
+        && Sum::default().and(header).checksum() == [0, 0]
+}
+
+/// Whether an address can be that of one host that is not this one (RFC 1122, section 3.2.1.3).
+#[inline(always)]
+pub fn is_unicast(address: [u8; 4]) -> bool {
     let [first, ..] = address;
     first != 0 && first != 127 && first < 224
 }

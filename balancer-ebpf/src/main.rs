@@ -32,6 +32,8 @@ static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, 0);
 #[map]
 static ADDRESSES: HashMap<[u8; 4], u32> = HashMap::with_max_entries(1, 0);
 #[map]
+static ENDPOINTS: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1, 0);
+#[map]
 static RINGS: Array<Ring> = Array::with_max_entries(1, MMAPABLE);
 #[map]
 static RING_WORDS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
@@ -169,6 +171,11 @@ impl Environment for Kernel<'_> {
     fn service(&self, key: &ServiceKey) -> Option<Service> {
         // SAFETY: an update replaces the whole element, so what is read stays as it is until this run ends.
         unsafe { SERVICES.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn is_endpoint(&self, key: &ServiceKey) -> bool {
+        ENDPOINTS.get_ptr(key).is_some()
     }
 
     #[inline(always)]

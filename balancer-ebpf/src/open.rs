@@ -2,12 +2,13 @@
 
 use balancer_common::{
     Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, RingWord,
-    Service, TCP, flags, selector,
+    Service, TCP, flags, role, selector,
 };
 use bytemuck::Zeroable as _;
 
 use crate::{
     Environment,
+    answer::is_unicast,
     checksum::Delta,
     parse::{Parsed, tcp},
     table::{self, Found},
@@ -27,12 +28,12 @@ pub fn open<E: Environment>(
     now: u32,
 ) -> Result<Found, Reason> {
     let key = &parsed.key;
+    // No client has such an address, and the reply to a service's address, translated, would be another request.
+    if !is_unicast(key.source) || environment.roles(key.source) & role::SERVICE != 0 {
+        return Err(Reason::Malformed);
+    }
     if key.protocol == TCP && parsed.tcp_flags & tcp::ALL != tcp::SYN {
         return Err(Reason::UnknownFlow);
-    }
-    // The answer to such a packet, translated, would be another one.
-    if key.source == key.destination {
-        return Err(Reason::Malformed);
     }
     let ingress = environment.ingress();
     let port = environment.port(ingress).ok_or(Reason::NoEgress)?;

@@ -90,8 +90,9 @@ const FRAGMENT_OFFSET: u16 = 0x1fff;
 pub fn parse<P: Packet>(packet: &P) -> Result<Parsed, Unparsed> {
     let ethernet: *mut EthHdr = packet.at(0).ok_or(Unparsed::Foreign)?;
     // SAFETY: `at` checked that the header lies in the frame.
-    let EthHdr { dst_addr, ether_type, .. } = unsafe { ptr::read_unaligned(ethernet) };
-    let is_group = dst_addr[0] & 1 == 1;
+    let EthHdr { dst_addr, src_addr, ether_type } = unsafe { ptr::read_unaligned(ethernet) };
+    // A group is nobody's address, and nobody that replies could be sent to.
+    let is_group = (dst_addr[0] | src_addr[0]) & 1 == 1;
     if ether_type != EtherType::Ipv4 as u16 || is_group {
         return Err(Unparsed::Foreign);
     }

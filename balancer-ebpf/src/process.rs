@@ -86,7 +86,9 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
     let hash = table::hash(environment, &parsed.key);
     let mut found = table::find(environment, &parsed.key, hash);
     if !found.exists() || starts_anew(environment, &parsed, &found, now) {
-        let service = environment.service(&service_key(&parsed)).ok_or(Stop::Foreign)?;
+        let Some(service) = environment.service(&service_key(&parsed)) else {
+            return Err(stranger(environment, &parsed));
+        };
         check_packet(&parsed)?;
         if found.exists() {
             table::release(environment, &found);
@@ -100,6 +102,26 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
         };
     }
     carry(environment, &parsed, &found, now)
+}
+
+/// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service
+/// port to somewhere else. Then it answers a flow that is forgotten, and a private source must not leave.
+#[inline(always)]
+fn stranger<E: Environment>(environment: &E, parsed: &Parsed) -> Stop {
+    let endpoint = ServiceKey {
+        address: parsed.key.source,
+        port: parsed.key.source_port,
+        protocol: parsed.key.protocol,
+        reserved: 0,
+    };
+    if !environment.is_endpoint(&endpoint) || environment.roles(parsed.key.destination) & role::LOCAL != 0 {
+        return Stop::Foreign;
+    }
+    if parsed.key.protocol == TCP {
+        Stop::Rejected(Reason::OrphanReply)
+    } else {
+        Stop::Refused(Reason::OrphanReply)
+    }
 }
 
 /// Whether the service wants the senders of packets refused for this reason to be told.

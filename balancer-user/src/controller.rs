@@ -1,12 +1,12 @@
 //! One pass after the other: reads what the program counted, lets each service's `Balance` choose, and writes the
 //! selection rings. It holds the numbers of services and backends in the maps.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service,
-    ServiceId, TIMEOUT_SHIFT, Traffic, answer, role,
+    ServiceId, ServiceKey, TIMEOUT_SHIFT, Traffic, answer, role,
 };
 use bytemuck::Zeroable as _;
 
@@ -36,6 +36,8 @@ pub struct Controller {
     cells: Vec<BackendCounters>,
     /// The age profiles as last read, `cpus` for each service.
     profiles: Vec<AgeProfile>,
+    /// The roles of addresses as written.
+    roles: BTreeMap<Ipv4Addr, u32>,
     sweep_from: usize,
     swept: Monotonic,
     started: Monotonic,
@@ -72,7 +74,7 @@ impl Controller {
             let live =
                 LiveService { id, balance, ids: backends.len()..backends.len() + service.backends.len() };
             for backend in &service.backends {
-                write_backend(&mut datapath, backends.len(), backend)?;
+                write_backend(&mut datapath, backends.len(), backend, service.protocol)?;
                 backends.push(LiveBackend::default());
             }
             write_service(&mut datapath, id, service, &config.daemon)?;
@@ -87,6 +89,7 @@ impl Controller {
             backends,
             cells,
             profiles,
+            roles: BTreeMap::new(),
             sweep_from: 0,
             swept: now,
             started: now,
@@ -112,7 +115,7 @@ impl Controller {
     }
 
     /// The addresses of the backends, each once.
-    pub fn backend_addresses(&self) -> Vec<std::net::Ipv4Addr> {
+    pub fn backend_addresses(&self) -> Vec<Ipv4Addr> {
         let backends = self.config.services.iter().flat_map(|service| &service.backends);
         let mut addresses: Vec<_> = backends.map(|backend| *backend.address.ip()).collect();
         addresses.sort_unstable();
@@ -123,6 +126,7 @@ impl Controller {
     /// Writes the next hops: one for each interface, one for each backend. A backend that can't be reached takes no
     /// new flows.
     pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {
+        self.set_roles(&network.addresses)?;
         let names: Vec<&str> = self.config.daemon.interfaces.iter().map(|name| name.as_str()).collect();
         for (port, name) in names.iter().enumerate() {
             let Some(link) = network.link(name) else { continue };
@@ -147,6 +151,32 @@ impl Controller {
             });
             live.balance.set_members(now, &members.collect::<Vec<_>>());
         }
+        Ok(())
+    }
+
+    /// Writes what the addresses are that packets without a flow are judged by.
+    fn set_roles(&mut self, local: &[Ipv4Addr]) -> Result<()> {
+        let mut roles: BTreeMap<Ipv4Addr, u32> = BTreeMap::new();
+        for service in &self.config.services {
+            *roles.entry(*service.address.ip()).or_default() |= role::SERVICE;
+            for backend in &service.backends {
+                *roles.entry(*backend.address.ip()).or_default() |= role::BACKEND;
+            }
+        }
+        for address in local {
+            *roles.entry(*address).or_default() |= role::LOCAL;
+        }
+        for address in self.roles.keys().filter(|address| !roles.contains_key(address)) {
+            self.datapath
+                .set_roles(address.octets(), 0)
+                .with_context(|| format!("forget address {address}"))?;
+        }
+        for (address, role) in roles.iter().filter(|(address, role)| self.roles.get(address) != Some(role)) {
+            self.datapath
+                .set_roles(address.octets(), *role)
+                .with_context(|| format!("write address {address}"))?;
+        }
+        self.roles = roles;
         Ok(())
     }
 
@@ -314,7 +344,12 @@ fn select(datapath: &mut Datapath, service: &mut LiveService, now: Monotonic, co
     }
 }
 
-fn write_backend(datapath: &mut Datapath, id: usize, backend: &config::Backend) -> Result<()> {
+fn write_backend(
+    datapath: &mut Datapath,
+    id: usize,
+    backend: &config::Backend,
+    protocol: config::Protocol,
+) -> Result<()> {
     let id = BackendId::try_from(id).context("number the backends")?;
     let value = Backend {
         address: backend.address.ip().octets(),
@@ -323,9 +358,9 @@ fn write_backend(datapath: &mut Datapath, id: usize, backend: &config::Backend) 
     };
     let name = &backend.name;
     datapath.set_backend(id, &value).with_context(|| format!("write backend {name} into its map"))?;
-    datapath
-        .set_roles(value.address, role::BACKEND)
-        .with_context(|| format!("write the address of backend {name}"))
+    let endpoint =
+        ServiceKey { address: value.address, port: value.port, protocol: protocol.number(), reserved: 0 };
+    datapath.set_endpoint(&endpoint).with_context(|| format!("write the address of backend {name}"))
 }
 
 fn write_service(
@@ -344,10 +379,7 @@ fn write_service(
     };
     let key = service.key();
     let name = &service.name;
-    datapath.set_service(&key, &value).with_context(|| format!("write service {name} into its map"))?;
-    datapath
-        .set_roles(key.address, role::SERVICE)
-        .with_context(|| format!("write the address of service {name}"))
+    datapath.set_service(&key, &value).with_context(|| format!("write service {name} into its map"))
 }
 
 /// Which refused packets the program answers.

@@ -13,6 +13,7 @@ use rtnetlink::{
     packet_core::{NetlinkMessage, NetlinkPayload},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
+        address::{AddressAttribute, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkXdp, XdpAttached},
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
         route::{RouteAddress, RouteAttribute, RouteType},
@@ -57,6 +58,7 @@ impl Netlink {
     pub async fn read(&self, addresses: &[Ipv4Addr]) -> Result<Network> {
         let mut network = Network {
             links: self.links().await?,
+            addresses: self.addresses().await?,
             neighbours: self.neighbours().await?,
             ..Network::default()
         };
@@ -91,8 +93,18 @@ impl Netlink {
             tokio::select! {
                 event = self.events.next() => {
                     let Some(first) = event else { anyhow::bail!("the kernel closed the netlink socket") };
-                    if !self.gather(first.0).await {
-                        continue;
+                    match self.gather(first.0).await {
+                        Change::Nothing => continue,
+                        Change::Neighbours => {
+                            let neighbours = self.neighbours().await?;
+                            network.send_if_modified(|seen| {
+                                let is_changed = seen.neighbours != neighbours;
+                                seen.neighbours = neighbours;
+                                is_changed
+                            });
+                            continue;
+                        }
+                        Change::Ways => {}
                     }
                 }
                 _ = confirm.tick() => {
@@ -111,18 +123,18 @@ impl Netlink {
         }
     }
 
-    /// Waits a little for what comes with `first`; whether anything in it may change a next hop.
-    async fn gather(&mut self, first: NetlinkMessage<RouteNetlinkMessage>) -> bool {
-        let mut matters = matters(&first);
+    /// Waits a little for what comes with `first`; what all of it changes.
+    async fn gather(&mut self, first: NetlinkMessage<RouteNetlinkMessage>) -> Change {
+        let mut change = change(&first);
         let settle = tokio::time::sleep(SETTLE);
         tokio::pin!(settle);
         loop {
             tokio::select! {
                 event = self.events.next() => match event {
-                    Some((message, _)) => matters |= self::matters(&message),
-                    None => return matters,
+                    Some((message, _)) => change = change.max(self::change(&message)),
+                    None => return change,
                 },
-                () = &mut settle => return matters,
+                () = &mut settle => return change,
             }
         }
     }
@@ -153,6 +165,21 @@ impl Netlink {
                 link
             })
             .collect())
+    }
+
+    async fn addresses(&self) -> Result<Vec<Ipv4Addr>> {
+        let request = self.handle.address().get();
+        let messages: Vec<_> = request.execute().try_collect().await.context("read the host's addresses")?;
+        let of_message = |message: AddressMessage| {
+            message.attributes.into_iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(IpAddr::V4(address)) => Some(address),
+                _ => None,
+            })
+        };
+        let mut addresses: Vec<Ipv4Addr> = messages.into_iter().filter_map(of_message).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Ok(addresses)
     }
 
     async fn neighbours(&self) -> Result<HashMap<(u32, Ipv4Addr), Neighbour>> {
@@ -214,22 +241,25 @@ fn neighbour(message: NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> 
     Some(((message.header.ifindex, address?), Neighbour { mac: mac.filter(|_| is_usable), is_confirmed }))
 }
 
-/// Whether a message can change a next hop.
-fn matters(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+/// What must be read again after a message.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    Nothing,
+    Neighbours,
+    /// Links, addresses, routes: everything.
+    Ways,
+}
+
+fn change(message: &NetlinkMessage<RouteNetlinkMessage>) -> Change {
     use RouteNetlinkMessage::{
         DelAddress, DelLink, DelNeighbour, DelRoute, NewAddress, NewLink, NewNeighbour, NewRoute,
     };
-    matches!(
-        message.payload,
+    match message.payload {
+        NetlinkPayload::InnerMessage(NewNeighbour(_) | DelNeighbour(_)) => Change::Neighbours,
         NetlinkPayload::InnerMessage(
-            NewLink(_)
-                | DelLink(_)
-                | NewNeighbour(_)
-                | DelNeighbour(_)
-                | NewRoute(_)
-                | DelRoute(_)
-                | NewAddress(_)
-                | DelAddress(_)
-        ) | NetlinkPayload::Overrun(_)
-    )
+            NewLink(_) | DelLink(_) | NewRoute(_) | DelRoute(_) | NewAddress(_) | DelAddress(_),
+        )
+        | NetlinkPayload::Overrun(_) => Change::Ways,
+        _ => Change::Nothing,
+    }
 }

@@ -32,7 +32,7 @@ pub struct XdpAttachment {
 }
 
 /// Where the kernel would send a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     /// The interface it leaves by.
     pub ifindex: u32,
@@ -54,6 +54,8 @@ pub struct Neighbour {
 pub struct Network {
     /// Interfaces.
     pub links: Vec<Link>,
+    /// This host's own addresses.
+    pub addresses: Vec<Ipv4Addr>,
     /// Routes to the addresses that were asked for; no entry = no way there.
     pub routes: HashMap<Ipv4Addr, Route>,
     /// Neighbours by interface and address.
@@ -89,7 +91,11 @@ impl Network {
             let neighbour = self.neighbours.get(&(route.ifindex, route.neighbour));
             neighbour.is_some_and(|neighbour| neighbour.is_confirmed)
         };
-        routes.filter(|route| !is_confirmed(route)).collect()
+        // Backends behind one gateway share a neighbour.
+        let mut asked: Vec<Route> = routes.filter(|route| !is_confirmed(route)).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        asked
     }
 }
 
@@ -117,6 +123,7 @@ mod tests {
         let link = Link { index: 5, name: "eth1".into(), mac: Some(OWN), mtu: 1500, is_up: true, xdp: None };
         Network {
             links: vec![link],
+            addresses: Vec::new(),
             routes: HashMap::from([(BACKEND, Route { ifindex: 5, neighbour: GATEWAY })]),
             neighbours: HashMap::from([((5, GATEWAY), Neighbour { mac: Some(MAC), is_confirmed: true })]),
         }

@@ -96,6 +96,14 @@ impl Program {
                 },
             )?;
             datapath.set_roles(address.ip().octets(), role::BACKEND)?;
+            for protocol in [TCP, UDP] {
+                datapath.set_endpoint(&ServiceKey {
+                    address: address.ip().octets(),
+                    port: address.port().to_be_bytes(),
+                    protocol,
+                    reserved: 0,
+                })?;
+            }
         }
         datapath.set_port(0, INGRESS)?;
         let mut program = Program { datapath, backends, services };

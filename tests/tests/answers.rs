@@ -116,7 +116,14 @@ fn some_senders_get_no_answer() {
         let frame = ethernet(CLIENT_SIDE, CLIENT, packet);
         assert_eq!(program.run(&frame).unwrap(), (verdict::DROP, frame.clone()), "{}", to_hex(packet));
     }
-    assert_eq!(program.drops().unwrap(), [(Reason::UnknownFlow, packets.len() as u64)]);
+    // Addresses that no client has are malformed before anything else.
+    let impossible = packets.len() as u64 - 1;
+    assert_eq!(program.drops().unwrap(), [(Reason::Malformed, impossible), (Reason::UnknownFlow, 1)]);
+    // A damaged header may name somebody else.
+    let mut damaged = Path::new(PATH.0, PATH.1).tcp(Segment::flags(Segment::ACK), &[]).unwrap();
+    damaged[15] ^= 1;
+    assert_eq!(program.from_client(&damaged).unwrap().0, verdict::DROP);
+    assert_eq!(program.drops().unwrap(), [(Reason::Malformed, impossible), (Reason::UnknownFlow, 2)]);
 }
 
 /// A flood of refused datagrams gets no flood of answers.

@@ -96,7 +96,9 @@ fn foreign_packets_pass_untouched() {
     let to_vip = ethernet(CLIENT_SIDE, CLIENT, &to_vip(1).udp(b"x").unwrap());
     let ether_type = |bytes: [u8; 2]| [&to_vip[..12], &bytes[..], &to_vip[14..]].concat();
     let multicast = [&[0x01, 0, 0x5e, 0, 0, 1][..], &to_vip[6..]].concat();
-    for frame in [ether_type([0x08, 0x06]), ether_type([0x86, 0xdd]), ether_type([0x81, 0]), multicast] {
+    let from_group = [&to_vip[..6], &[0xff; 6][..], &to_vip[12..]].concat();
+    let others = [ether_type([0x08, 0x06]), ether_type([0x86, 0xdd]), ether_type([0x81, 0])];
+    for frame in others.into_iter().chain([multicast, from_group]) {
         assert_eq!(program.run(&frame).unwrap(), (verdict::PASS, frame.clone()), "{}", to_hex(&frame));
     }
     assert_eq!(program.counters().unwrap()[0], Default::default());
@@ -265,7 +267,8 @@ fn a_syn_on_a_closed_flow_is_scheduled_anew() {
     assert_eq!((counters[1].opened, counters[1].closed), (1, 0));
     // The first flow's reply path went with it.
     let stale = to_client(40_500);
-    assert_eq!(program.from_backend(0, &tcp(stale, Segment::ACK)).unwrap().0, verdict::PASS);
+    assert_eq!(program.from_backend(0, &tcp(stale, Segment::RST)).unwrap().0, verdict::DROP);
+    assert_eq!(program.drops().unwrap(), [(Reason::OrphanReply, 1)]);
 }
 
 /// Replies follow the client to the neighbour that its last request came from.
@@ -360,4 +363,44 @@ fn packets_count_by_the_age_of_their_flow() {
     assert_eq!(young, Traffic { packets: 2, bytes: 29 + 30 });
     assert!(profile.ages[0].packets >= 1, "the first packet has age 0");
     assert_eq!(program.profile(0).unwrap(), bytemuck::Zeroable::zeroed(), "the other service");
+}
+
+/// What a backend sends from its service port without a flow never leaves, except to this host itself.
+#[test]
+fn a_reply_of_no_flow_keeps_the_backends_address_inside() {
+    let mut program = Program::new(1).unwrap();
+    let datagram = to_client(40_000).udp(b"late").unwrap();
+    assert_eq!(program.from_backend(0, &datagram).unwrap().0, verdict::DROP);
+    assert_eq!(program.drops().unwrap(), [(Reason::OrphanReply, 1)]);
+    // A RST is only dropped; any other segment is answered by a RST towards the backend.
+    assert_eq!(program.from_backend(0, &tcp(to_client(40_000), Segment::RST)).unwrap().0, verdict::DROP);
+    let (result, reset) = program.from_backend(0, &tcp(to_client(40_000), Segment::ACK)).unwrap();
+    assert_eq!(result, verdict::TX);
+    assert_eq!(to_hex(&reset[..12]), to_hex(&[backend_mac(0), BACKEND_SIDE].concat()));
+    assert_eq!(to_hex(&reset[26..38]), "0a00010a0a00020b9c401f90");
+    assert_eq!(reset[47], Segment::RST);
+    assert_eq!(program.drops().unwrap(), [(Reason::OrphanReply, 3)]);
+    // Another port of the backend, and an answer to the balancer's host, are none of its business.
+    let other = Path::new((backend_address(0), 22), (CLIENT_ADDRESS, 40_000)).udp(b"x").unwrap();
+    assert_eq!(program.from_backend(0, &other).unwrap().0, verdict::PASS);
+    program.datapath.set_roles(CLIENT_ADDRESS.octets(), balancer_common::role::LOCAL).unwrap();
+    assert_eq!(program.from_backend(0, &datagram).unwrap().0, verdict::PASS);
+    assert_eq!(program.drops().unwrap(), [(Reason::OrphanReply, 3)]);
+}
+
+/// Addresses that no client has open no flow.
+#[test]
+fn an_impossible_source_opens_no_flow() {
+    for source in
+        [Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST, Ipv4Addr::new(224, 0, 0, 1), Ipv4Addr::BROADCAST, VIP]
+    {
+        let mut program = Program::new(1).unwrap();
+        let path = Path::new((source, 40_000), (VIP, VIP_PORT));
+        for packet in [tcp(path, Segment::SYN), tcp(path, Segment::ACK), path.udp(b"x").unwrap()] {
+            let frame = ethernet(CLIENT_SIDE, CLIENT, &packet);
+            assert_eq!(program.run(&frame).unwrap(), (verdict::DROP, frame.clone()), "{source}");
+        }
+        assert_eq!(program.drops().unwrap(), [(Reason::Malformed, 3)], "{source}");
+        assert_eq!(program.counters().unwrap()[0], Default::default());
+    }
 }

@@ -218,6 +218,8 @@ pub struct Kernel {
     pub ports: HashMap<u32, u16>,
     pub services: HashMap<ServiceKey, Service>,
     pub roles: HashMap<[u8; 4], u32>,
+    /// What backends answer from.
+    pub endpoints: Vec<ServiceKey>,
     /// By service: how many slots were taken, and the slots.
     pub rings: RefCell<HashMap<ServiceId, (RingWord, Vec<BackendId>)>>,
     pub backends: Vec<Backend>,
@@ -239,6 +241,7 @@ impl Kernel {
             ports: HashMap::new(),
             services: HashMap::new(),
             roles: HashMap::new(),
+            endpoints: Vec::new(),
             rings: RefCell::default(),
             backends: vec![Backend::default(); backends],
             hops: HashMap::new(),
@@ -333,6 +336,10 @@ impl Environment for Kernel {
 
     fn service(&self, key: &ServiceKey) -> Option<Service> {
         self.services.get(key).copied()
+    }
+
+    fn is_endpoint(&self, key: &ServiceKey) -> bool {
+        self.endpoints.contains(key)
     }
 
     fn roles(&self, address: [u8; 4]) -> u32 {

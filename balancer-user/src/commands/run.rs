@@ -143,7 +143,7 @@ async fn steer(
             _ = tick.tick() => {
                 let now = Monotonic::now();
                 controller.tick(now)?;
-                if now.since(shown) >= STATUS_PERIOD.min(daemon.tick) {
+                if now.since(shown) >= STATUS_PERIOD {
                     shown = now;
                     publish.send_replace(Arc::new(controller.status(now)?));
                 }

@@ -36,6 +36,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("BALANCER_EBPF_OBJECT"))
 /// Entries of the flow table for each flow that must fit: two directions, filled to 70 %.
 const ENTRIES_PER_100_FLOWS: u64 = 286;
 
+/// How many addresses of its own the host may have.
+const LOCAL_ADDRESSES: u32 = 4096;
+
 /// How large the maps are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -63,6 +66,7 @@ pub struct Datapath {
     ebpf: Ebpf,
     services: HashMap<MapData, [u8; 8], [u8; 16]>,
     addresses: HashMap<MapData, [u8; 4], u32>,
+    endpoints: HashMap<MapData, [u8; 8], u32>,
     backends: Array<MapData, [u8; 8]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
@@ -94,7 +98,8 @@ impl Datapath {
             .map_max_entries(names::FLOW_TAGS, buckets)
             .map_max_entries(names::FLOWS, buckets)
             .map_max_entries(names::SERVICES, sizes.services)
-            .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends)
+            .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends + LOCAL_ADDRESSES)
+            .map_max_entries(names::ENDPOINTS, sizes.backends)
             .map_max_entries(names::RINGS, sizes.services)
             .map_max_entries(names::RING_WORDS, sizes.services)
             .map_max_entries(names::AGE_PROFILES, sizes.services)
@@ -113,6 +118,7 @@ impl Datapath {
         Ok(Datapath {
             services: HashMap::try_from(take(&mut ebpf, names::SERVICES)?)?,
             addresses: HashMap::try_from(take(&mut ebpf, names::ADDRESSES)?)?,
+            endpoints: HashMap::try_from(take(&mut ebpf, names::ENDPOINTS)?)?,
             backends: Array::try_from(take(&mut ebpf, names::BACKENDS)?)?,
             ports: HashMap::try_from(take(&mut ebpf, names::PORTS)?)?,
             egress: DevMap::try_from(take(&mut ebpf, names::EGRESS)?)?,
@@ -186,9 +192,19 @@ impl Datapath {
         Ok(())
     }
 
-    /// Sets the roles (`role::*`) of an address.
+    /// Sets the roles (`role::*`) of an address; 0 = none of ours.
     pub fn set_roles(&mut self, address: [u8; 4], roles: u32) -> Result<()> {
-        self.addresses.insert(address, roles, 0)?;
+        if roles == 0 {
+            self.addresses.remove(&address)?;
+        } else {
+            self.addresses.insert(address, roles, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Makes known that a backend answers from `key`.
+    pub fn set_endpoint(&mut self, key: &ServiceKey) -> Result<()> {
+        self.endpoints.insert(bytemuck::cast::<_, [u8; 8]>(*key), 1, 0)?;
         Ok(())
     }
 
