@@ -42,9 +42,10 @@ impl Service {
     }
 }
 
-/// A configuration file for the balancer's namespace; `daemon` are further lines of its `[daemon]` section.
+/// A configuration file for the balancer's namespace; `daemon` are further lines of its `[daemon]` section. The window is
+/// longer than any test: what was counted stays in it, and `window_ms` tells one status from the next.
 pub fn text(daemon: &str, services: &[Service]) -> String {
-    let mut text = format!("[daemon]\ninterfaces = [\"lc\", \"lk\"]\n{daemon}\n");
+    let mut text = format!("[daemon]\ninterfaces = [\"lc\", \"lk\"]\nwindow = \"5m\"\n{daemon}\n");
     for service in services {
         let Service { name, address, protocol, method, more, backends } = service;
         text.push_str(&format!(

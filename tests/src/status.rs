@@ -27,13 +27,13 @@ pub fn wait(balancer: &Balancer, what: &str, wanted: impl Fn(&Status) -> bool) -
     found.with_context(|| format!("last: {last:#?}\nthe balancer printed:\n{}", balancer.log()))?
 }
 
-/// A status that was published after this call began: two publications later, since one may be under way.
+/// A status that was published after this call began: two publications later, since one may be under way. They are told
+/// apart by the time that the window covers, and so it must not be full yet.
 pub fn read_fresh(balancer: &Balancer) -> Result<Status> {
-    let time = |status: &Status| (status.selection_age_ms, status.window_ms);
     let mut status = read(balancer)?;
     for _ in 0..2 {
-        let old = time(&status);
-        status = wait(balancer, "another status", |status| time(status) != old)?;
+        let old = status.window_ms;
+        status = wait(balancer, "another status", |status| status.window_ms != old)?;
     }
     Ok(status)
 }

@@ -40,8 +40,7 @@ struct Scene {
 impl Scene {
     fn new(method: &'static str, weights: &[u8]) -> Scene {
         let bench = Plan::backends(weights.len() as u8).build().unwrap();
-        // A window that does not end before the test does.
-        let text = config::text("window = \"5m\"", &[Service::new("udp", method, weights)]);
+        let text = config::text("", &[Service::new("udp", method, weights)]);
         let balancer = Balancer::start(&bench.balancer, &text).unwrap();
         status::wait_until_up(&balancer).unwrap();
         Scene {

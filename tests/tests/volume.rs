@@ -33,7 +33,7 @@ const PORTS: u16 = 10_000;
 const ROUNDS: u64 = 50;
 const PACKETS: u64 = SENDERS as u64 * PORTS as u64 * ROUNDS;
 /// Frames in one system call.
-const BATCH: usize = 32;
+const BATCH: usize = 64;
 /// How many frames may be under way: a veth's queue holds 256, and loses what comes beyond.
 const UNDER_WAY: u64 = 192;
 
