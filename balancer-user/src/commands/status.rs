@@ -101,7 +101,7 @@ fn listed(items: impl Iterator<Item = String>) -> String {
 }
 
 fn backend_table(backends: &[BackendStatus], window_ms: u64, styled: bool) -> String {
-    const HEADER: [(&str, CellAlignment); 11] = [
+    const HEADER: [(&str, CellAlignment); 12] = [
         ("backend", CellAlignment::Left),
         ("address", CellAlignment::Left),
         ("weight", CellAlignment::Right),
@@ -111,6 +111,7 @@ fn backend_table(backends: &[BackendStatus], window_ms: u64, styled: bool) -> St
         ("bytes", CellAlignment::Right),
         ("Mbit/s", CellAlignment::Right),
         ("N", CellAlignment::Right),
+        ("committed", CellAlignment::Right),
         ("Nw", CellAlignment::Right),
         ("share", CellAlignment::Right),
     ];
@@ -131,6 +132,7 @@ fn backend_table(backends: &[BackendStatus], window_ms: u64, styled: bool) -> St
             backend.bytes.to_string(),
             format!("{:.2}", megabits_per_second(backend.window_bytes, window_ms)),
             format!("{:.2}", backend.n),
+            format!("{:.2}", backend.committed),
             backend.nw.map_or("-".to_owned(), |nw| format!("{nw:.2}")),
             format!("{:.2}%", backend.share * 100.0),
         ]);
@@ -158,9 +160,9 @@ mod tests {
         let mut status = example();
         let expected = "\
 web  192.0.2.10:80/tcp  least-packets  nat
- backend  address         weight  state        active  packets      bytes  Mbit/s      N         Nw   share
- web-11   10.0.0.11:8080       2  up                3     1000  150000000   10.00  46.67  233333.33  33.33%
- web-12   10.0.0.12:8080       0  unreachable       3     1000  150000000   10.00  46.67          -   0.00%
+ backend  address         weight  state        active  packets      bytes  Mbit/s      N  committed         Nw   share
+ web-11   10.0.0.11:8080       2  up                3     1000  150000000   10.00  46.67       1.23  233333.33  33.33%
+ web-12   10.0.0.12:8080       0  unreachable       3     1000  150000000   10.00  46.67       1.23          -   0.00%
 
 interfaces     eth0 (generic)
 drops          malformed 7
