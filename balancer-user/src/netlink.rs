@@ -102,6 +102,9 @@ impl Netlink {
                                 seen.neighbours = neighbours;
                                 is_changed
                             });
+                            // A neighbour that was forgotten is asked for at once: until then its flows are refused.
+                            let seen = network.borrow().clone();
+                            self.confirm(&seen, &addresses).await;
                             continue;
                         }
                         Change::Ways => {}
