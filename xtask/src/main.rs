@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that is done to this repository, one module for each command.
 
+mod bench;
 mod build;
 mod command;
 mod demo;
@@ -40,6 +41,9 @@ enum Verb {
     Test(test::Options),
     /// Watch it balance: a client, the balancer and backends in network namespaces, as root
     Demo(demo::Options),
+    /// Measure: each measurement says what it needs
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -61,5 +65,6 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Lint => lint::run(&workspace),
         Verb::Test(options) => test::run(&workspace, &options),
         Verb::Demo(options) => demo::run(&workspace, &options),
+        Verb::Bench(bench) => bench::run(&workspace, &bench),
     }
 }
