@@ -134,7 +134,7 @@ fn icmp_answers_are_limited() {
     let packet = Path::new(PATH.0, PATH.1).udp(b"x").unwrap();
     let verdicts: Vec<u32> = (0..2000).map(|_| program.from_client(&packet).unwrap().0).collect();
     let answered = verdicts.iter().filter(|result| **result == verdict::TX).count();
-    assert!(answered >= 64 && answered < 2000, "{answered} of 2000 in one go");
+    assert!((64..2000).contains(&answered), "{answered} of 2000 in one go");
     assert_eq!(program.drops().unwrap(), [(Reason::NoBackend, 2000)], "all are counted");
 }
 
@@ -144,7 +144,7 @@ fn a_hash_chooses_the_slot() {
     let mut program = Program::new(8).unwrap();
     let ring: Vec<u16> = (0..4093).map(|slot| slot % 8).collect();
     program.set_ring(1, &ring).unwrap();
-    let mut pick = |program: &mut Program, client: Ipv4Addr, port: u16| {
+    let pick = |program: &Program, client: Ipv4Addr, port: u16| {
         let packet = Path::new((client, port), PATH.1).udp(b"x").unwrap();
         let frame = program.run(&ethernet(CLIENT_SIDE, CLIENT, &packet)).unwrap().1;
         assert_eq!(frame[6..12], BACKEND_SIDE);
@@ -157,8 +157,8 @@ fn a_hash_chooses_the_slot() {
         let mut ports_differ = 0;
         for host in 0..200 {
             let client = Ipv4Addr::new(10, 9, 0, host);
-            let first = pick(&mut program, client, base);
-            let second = pick(&mut program, client, base + 1);
+            let first = pick(&program, client, base);
+            let second = pick(&program, client, base + 1);
             spread[usize::from(first)] += 1;
             ports_differ += usize::from(first != second);
         }
