@@ -1,6 +1,7 @@
 //! The XDP program: the maps, and [`balancer_ebpf::process`] between them and the packet.
 #![no_std]
 #![no_main]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 use core::ptr;
 
@@ -90,11 +91,42 @@ fn balancer(context: XdpContext) -> u32 {
 /// The frame that the program was called for.
 struct Frame<'a>(&'a XdpContext);
 
+impl Frame<'_> {
+    /// Where the first buffer starts, and where it ends.
+    ///
+    /// Loaded by hand: what the compiler knows to be 32 bits wide it may extend by shifts, which the verifier refuses
+    /// to see done to a packet pointer, in one build and not in another.
+    #[inline(always)]
+    fn bounds(&self) -> (usize, usize) {
+        let context = self.0.as_ptr();
+        let (start, end): (usize, usize);
+        // SAFETY: the two words are `data` and `data_end` of the context that the program was called with.
+        #[cfg(target_arch = "bpf")]
+        unsafe {
+            core::arch::asm!(
+                "{start} = *(u32 *)({context} + 0)",
+                "{end} = *(u32 *)({context} + 4)",
+                context = in(reg) context,
+                start = out(reg) start,
+                end = out(reg) end,
+                options(readonly, nostack),
+            );
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        {
+            _ = context;
+            (start, end) = (self.0.data(), self.0.data_end());
+        }
+        (start, end)
+    }
+}
+
 impl Packet for Frame<'_> {
     #[inline(always)]
     fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
-        let start = self.0.data() + offset;
-        (start + size_of::<T>() <= self.0.data_end()).then_some(start as *mut T)
+        let (start, end) = self.bounds();
+        let place = start + offset;
+        (place + size_of::<T>() <= end).then_some(place as *mut T)
     }
 
     #[inline(always)]
@@ -112,7 +144,8 @@ impl Packet for Frame<'_> {
 
     #[inline(always)]
     fn has(&self, length: usize) -> bool {
-        if self.0.data() + length <= self.0.data_end() {
+        let (start, end) = self.bounds();
+        if start + length <= end {
             return true;
         }
         // More than the first buffer: only then is it worth a call (kernel 5.18).
