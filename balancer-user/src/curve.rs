@@ -72,8 +72,9 @@ impl Curve {
         if bucket == 0 || bucket == AGES {
             return start;
         }
-        let (edge, width) = (bucket_edge(bucket), width(bucket));
-        let part = u128::from(at(bucket + 1) - start) * u128::from(age - edge) / u128::from(width);
+        // The width is a power of two: a shift divides by it.
+        let width = width(bucket).trailing_zeros();
+        let part = (u128::from(at(bucket + 1) - start) * u128::from(age - bucket_edge(bucket))) >> width;
         // Less than what the bucket brings.
         start + part as u64
     }

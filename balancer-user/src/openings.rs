@@ -5,15 +5,15 @@ use std::{collections::VecDeque, time::Duration};
 use crate::clock::Monotonic;
 
 /// Ticks that come faster than this fraction of the span share one cell, so that memory is bounded.
-const FINEST: u32 = 256;
+const FINEST: u64 = 256;
 
 /// A stretch of time in which flows were opened, evenly as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// When it began.
-    pub from: Monotonic,
+    /// When it began, in nanoseconds of the monotonic clock.
+    pub from: u64,
     /// When it ended.
-    pub until: Monotonic,
+    pub until: u64,
     /// Flows opened, whatever their backend.
     pub opened: u64,
 }
@@ -21,8 +21,9 @@ pub struct Cell {
 /// The service's cells, oldest first. Each backend keeps a `Row` of its own counts beside them.
 #[derive(Clone, Debug)]
 pub struct Openings {
-    span: Duration,
-    last: Monotonic,
+    /// In nanoseconds.
+    span: u64,
+    last: u64,
     cells: VecDeque<Cell>,
 }
 
@@ -39,20 +40,20 @@ pub struct Shift {
 
 impl Openings {
     /// No flows so far; what comes next happened after `now`.
-    pub const fn new(now: Monotonic, span: Duration) -> Openings {
-        Openings { span, last: now, cells: VecDeque::new() }
+    pub fn new(now: Monotonic, span: Duration) -> Openings {
+        Openings { span: nanos(span), last: nanos(now.since_boot()), cells: VecDeque::new() }
     }
 
     /// Adds the flows opened since the last call; with `Row::follow` for each backend's part.
     pub fn push(&mut self, now: Monotonic, opened: u64) -> Shift {
-        let now = now.max(self.last);
+        let now = nanos(now.since_boot()).max(self.last);
         let from = std::mem::replace(&mut self.last, now);
-        let old = self.cells.iter().take_while(|cell| now.since(cell.until) >= self.span).count();
+        let old = self.cells.iter().take_while(|cell| now - cell.until >= self.span).count();
         self.cells.drain(..old);
         let mut is_new = opened > 0;
         if let Some(cell) = self.cells.back_mut()
             && is_new
-            && now.since(cell.from) < self.span / FINEST
+            && now - cell.from < self.span / FINEST
         {
             cell.until = now;
             cell.opened = cell.opened.saturating_add(opened);
@@ -74,16 +75,28 @@ impl Openings {
         self.cells.iter()
     }
 
+    /// One weight for each cell, by the mean age of its flows in nanoseconds.
+    pub fn weights(&self, now: Monotonic, of: impl Fn(u64) -> u64) -> CellWeights {
+        let now = nanos(now.since_boot()).max(self.last);
+        let weights: Vec<u64> =
+            self.cells.iter().map(|cell| of(now - cell.from.midpoint(cell.until))).collect();
+        let opened = self.cells.iter().map(|cell| cell.opened).fold(0, u64::saturating_add);
+        let heaviest = weights.iter().copied().max().unwrap_or(0);
+        let skip = weights.iter().take_while(|weight| **weight == 0).count();
+        CellWeights { weights, skip, fits: heaviest.checked_mul(opened).is_some() }
+    }
+
     /// For each age in `ages` (nanoseconds, rising): how many flows are younger, in 2^20ths.
     pub fn younger(&self, now: Monotonic, ages: impl IntoIterator<Item = u64>) -> impl Iterator<Item = u64> {
+        let now = nanos(now.since_boot()).max(self.last);
         let mut cells = self.cells.iter().rev().peekable();
         let mut whole = 0u64;
         ages.into_iter().map(move |age| {
-            while let Some(cell) = cells.next_if(|cell| nanos(now.since(cell.from)) <= age) {
+            while let Some(cell) = cells.next_if(|cell| now - cell.from <= age) {
                 whole = whole.saturating_add(cell.opened << FLOW_BITS);
             }
             let part = cells.peek().map_or(0, |cell| {
-                let (youngest, oldest) = (nanos(now.since(cell.until)), nanos(now.since(cell.from)));
+                let (youngest, oldest) = (now - cell.until, now - cell.from);
                 let inside = age.saturating_sub(youngest);
                 let opened = u128::from(cell.opened) << FLOW_BITS;
                 // At most all of them, as `inside` is below `oldest - youngest`.
@@ -92,6 +105,16 @@ impl Openings {
             whole.saturating_add(part)
         })
     }
+}
+
+/// What a flow of each cell weighs, oldest first.
+#[derive(Clone, Debug)]
+pub struct CellWeights {
+    weights: Vec<u64>,
+    /// The first ones, which are 0.
+    skip: usize,
+    /// Whether the sum over all flows fits into 64 bits.
+    fits: bool,
 }
 
 impl Row {
@@ -104,6 +127,23 @@ impl Row {
             _ if shift.is_new => self.0.push_back(opened),
             _ => {}
         }
+    }
+
+    /// The sum over the cells of how many were opened × what each one weighs.
+    pub fn weighed(&self, weights: &CellWeights) -> u128 {
+        let (older, newer) = self.0.as_slices();
+        let CellWeights { weights, skip, fits } = weights;
+        let (of_older, of_newer) = weights.split_at(older.len().min(weights.len()));
+        let parts = [(older, of_older, *skip), (newer, of_newer, skip.saturating_sub(older.len()))];
+        let parts = parts.map(|(counts, weights, skip)| {
+            let pairs = counts.iter().zip(weights).skip(skip);
+            match fits {
+                true => u128::from(pairs.map(|(count, weight)| u64::from(*count) * weight).sum::<u64>()),
+                // Fewer than 2^9 products of less than 2^96 each.
+                false => pairs.map(|(count, weight)| u128::from(*count) * u128::from(*weight)).sum(),
+            }
+        });
+        parts.into_iter().sum()
     }
 
     /// How many were opened in each cell, oldest first.
@@ -133,7 +173,7 @@ mod tests {
     }
 
     fn cells(openings: &Openings) -> Vec<(u64, u64, u64)> {
-        let millis = |moment: Monotonic| moment.since(at(0)).as_millis() as u64;
+        let millis = |moment: u64| moment / 1_000_000 - 1_000;
         openings.cells().map(|cell| (millis(cell.from), millis(cell.until), cell.opened)).collect()
     }
 
@@ -174,6 +214,32 @@ mod tests {
         let younger: Vec<_> =
             openings.younger(at(2_100), ages).map(|parts| parts as f64 / 1_048_576.0).collect();
         assert_eq!(younger, [0.0, 2.0, 4.0, 4.0, 4.0, 9.0, 14.0, 14.0]);
+    }
+
+    #[test]
+    fn weights_are_summed_whatever_their_size() {
+        let mut openings = Openings::new(at(0), SPAN);
+        let mut row = openings.row();
+        for tick in 1..=400 {
+            let shift = openings.push(at(tick * 100), 3 * tick);
+            row.follow(shift, 2 * tick);
+        }
+        let expected = |of: &dyn Fn(u64) -> u64| -> u128 {
+            let last = 400 * 100 * 1_000_000 + 1_000_000_000;
+            let ages = openings.cells().map(|cell| last - (cell.from + cell.until) / 2);
+            ages.zip(row.counts()).map(|(age, count)| u128::from(of(age)) * u128::from(count)).sum()
+        };
+        let of: [&dyn Fn(u64) -> u64; 4] = [
+            &|_| 0,
+            &|age| age,
+            // Nothing at the older ages; too much for 64 bits.
+            &|age| 3_000_000_000u64.saturating_sub(age),
+            &|age| u64::MAX - age,
+        ];
+        for (of, fits) in of.into_iter().zip([true, true, true, false]) {
+            let weights = openings.weights(at(40_000), of);
+            assert_eq!((row.weighed(&weights), weights.fits), (expected(of), fits));
+        }
     }
 
     proptest! {

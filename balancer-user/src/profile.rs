@@ -119,7 +119,7 @@ impl Profile {
                 let before = std::mem::replace(&mut self.inside[bucket], inside);
                 // The mean of before and after, as long as it lasted: time spent there, in flows that pass through.
                 let time = (u128::from(before) + u128::from(inside)) / 2 * elapsed.as_nanos();
-                reached = u64::try_from(time / u128::from(width(bucket))).unwrap_or(u64::MAX);
+                reached = u64::try_from(time >> width(bucket).trailing_zeros()).unwrap_or(u64::MAX);
                 is_known = is_fine && bucket_edge(bucket + 1) <= known;
             }
             if is_known {

@@ -92,13 +92,15 @@ pub struct Window {
     /// When the last growth was pushed: what comes next happened after it.
     last: Monotonic,
     samples: VecDeque<Sample>,
+    /// When the first of them happened: while that is young, nothing else need be fetched into the cache.
+    oldest: Option<Monotonic>,
     sum: Totals,
 }
 
 impl Window {
     /// An empty window whose history starts now.
     pub const fn new(now: Monotonic, span: Duration) -> Window {
-        Window { span, start: now, last: now, samples: VecDeque::new(), sum: Totals::ZERO }
+        Window { span, start: now, last: now, samples: VecDeque::new(), oldest: None, sum: Totals::ZERO }
     }
 
     /// Adds what was counted since the last push (or since the window's start).
@@ -129,6 +131,9 @@ impl Window {
 
     /// What was counted in the span that ends now.
     pub fn totals(&self, now: Monotonic) -> Totals {
+        if !self.is_old(self.oldest, now) {
+            return self.sum;
+        }
         let old = self.samples.iter().take_while(|sample| now.since(sample.at) >= self.span);
         old.fold(self.sum, |sum, sample| sum.minus(sample.growth))
     }
@@ -150,8 +155,13 @@ impl Window {
         self.span
     }
 
+    fn is_old(&self, sample: Option<Monotonic>, now: Monotonic) -> bool {
+        sample.is_some_and(|at| now.since(at) >= self.span)
+    }
+
     fn add(&mut self, at: Monotonic, growth: Totals) {
         self.sum = self.sum.plus(growth);
+        self.oldest.get_or_insert(at);
         match self.samples.back_mut() {
             // The older stamp stays: nothing may count for longer than the span.
             Some(last) if at.since(last.at) < self.span / FINEST => last.growth = last.growth.plus(growth),
@@ -160,12 +170,11 @@ impl Window {
     }
 
     fn forget(&mut self, now: Monotonic) {
-        while let Some(oldest) = self.samples.front() {
-            if now.since(oldest.at) < self.span {
-                break;
+        while self.is_old(self.oldest, now) {
+            if let Some(oldest) = self.samples.pop_front() {
+                self.sum = self.sum.minus(oldest.growth);
             }
-            self.sum = self.sum.minus(oldest.growth);
-            self.samples.pop_front();
+            self.oldest = self.samples.front().map(|sample| sample.at);
         }
     }
 }

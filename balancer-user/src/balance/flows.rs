@@ -7,7 +7,7 @@ use crate::{
     clock::Monotonic,
     curve::Curve,
     load::Load,
-    openings::{Cell, Openings, Row, Shift, nanos},
+    openings::{CellWeights, Openings, Row, Shift},
     profile::Profile,
 };
 
@@ -64,26 +64,16 @@ impl Flows {
         self.curve.as_ref().map_or(Load::ONE, Curve::charge).max(Load::ONE)
     }
 
-    /// For each cell, oldest first: what one of its flows has yet to bring within the window, in millionths.
-    pub(super) fn committed(&self, now: Monotonic) -> Vec<u64> {
-        self.by_cell(now, 0, Curve::committed)
+    /// What a flow of each cell has yet to bring within the window, in millionths.
+    pub(super) fn committed(&self, now: Monotonic) -> CellWeights {
+        self.openings.weights(now, |age| self.curve.as_ref().map_or(0, |curve| curve.committed(age)))
     }
 
-    /// The same, with what it has brought; `unknown` while nothing has been learned.
-    pub(super) fn counted(&self, now: Monotonic, unknown: Load) -> Vec<u64> {
-        let unknown = u64::try_from(unknown.in_micros()).unwrap_or(u64::MAX);
-        self.by_cell(now, unknown, |curve, age| curve.by(age).saturating_add(curve.committed(age)))
+    /// The same, with what it has brought; for a flow of any age. `unknown` while nothing has been learned.
+    pub(super) fn counted(&self, age: u64, unknown: Load) -> u64 {
+        match &self.curve {
+            Some(curve) => curve.by(age).saturating_add(curve.committed(age)),
+            None => u64::try_from(unknown.in_micros()).unwrap_or(u64::MAX),
+        }
     }
-
-    fn by_cell(&self, now: Monotonic, unknown: u64, of: impl Fn(&Curve, u64) -> u64) -> Vec<u64> {
-        let Some(curve) = &self.curve else { return vec![unknown; self.openings.cells().len()] };
-        let age = |cell: &Cell| nanos(now.since(cell.from)).midpoint(nanos(now.since(cell.until)));
-        self.openings.cells().map(|cell| of(curve, age(cell))).collect()
-    }
-}
-
-/// The same for all flows in `row` together, given what each brings.
-pub(super) fn committed(row: &Row, each: &[u64]) -> Load {
-    let cells = row.counts().zip(each).map(|(count, each)| u128::from(count) * u128::from(*each));
-    Load::micros(cells.fold(0, u128::saturating_add))
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Backend, Balance, flows::committed};
+use super::{Backend, Balance};
 use crate::{
     clock::Monotonic,
     load::Load,
@@ -31,10 +31,11 @@ pub(super) struct Standing {
 impl Balance {
     /// How each backend stands; a pick is charged `charge`.
     pub(super) fn standings(&self, now: Monotonic, totals: &[Totals], charge: Load) -> Vec<Standing> {
-        let each = self.flows.as_ref().map(|flows| flows.committed(now)).unwrap_or_default();
+        let each = self.flows.as_ref().map(|flows| flows.committed(now));
         let plain = |(backend, totals): (&Backend, &Totals)| {
             let measured = Load::units(self.measure.of(totals.traffic));
-            let committed = committed(&backend.opened, &each);
+            let committed = each.as_ref().map_or(0, |each| backend.opened.weighed(each));
+            let committed = Load::micros(committed);
             let ramp = self.ramp(backend, now);
             Standing {
                 measured,
@@ -78,16 +79,16 @@ impl Balance {
                 *sum += u128::from(count) * 1_000_000 / u128::from(backend.weight);
             }
         }
-        let each = flows.counted(now, charge);
+        let middle = |cell: &Cell| Monotonic::from_boot(Duration::from_nanos(cell.from.midpoint(cell.until)));
         for (backend, standing) in self.backends.iter().zip(standings).filter(|(backend, _)| is_new(backend))
         {
             let Some(mean) = Load::mean_for(backend.weight, loads.iter().copied()) else { continue };
-            let middle = |cell: &Cell| cell.from.plus(cell.until.since(cell.from) / 2);
-            let since = flows.openings().cells().map(middle).zip(openings.iter().zip(&each));
+            let since = flows.openings().cells().map(middle).zip(&openings);
             let taken = since.filter(|(when, _)| *when > backend.since && now.since(*when) < self.span);
             let taken: u128 = taken
-                .map(|(when, (opened, each))| {
-                    (opened * u128::from(*each)).saturating_mul(self.ramp(backend, when).into())
+                .map(|(when, opened)| {
+                    let each = flows.counted(nanos(now.since(when)), charge);
+                    (opened * u128::from(each)).saturating_mul(self.ramp(backend, when).into())
                 })
                 .fold(0, u128::saturating_add);
             // Millionths of flows × millionths of load.

@@ -180,3 +180,16 @@ fn late_ticks_teach_nothing_about_ages() {
     world.profile.observe(moment(world.now + 9_000), [0; AGES], 0, 0, &openings);
     assert_eq!(world.by(14_000), before);
 }
+
+#[test]
+fn load_that_no_known_flow_explains_counts_as_if_by_one() {
+    let mut world = World::new(100);
+    world.pass(5_000);
+    world.flow(5_050, 1, 1);
+    world.pass(100);
+    let mut ages = [0; AGES];
+    ages[10] = 50;
+    let openings = world.openings.clone();
+    world.profile.observe(moment(world.now + 100), ages, 0, 0, &openings);
+    assert_eq!(world.by(14_000), 51.0);
+}

@@ -84,3 +84,14 @@ fn what_is_committed_is_what_recent_flows_have_yet_to_bring() {
         assert_eq!(world.balance.charge(world.time(), &[]), Load::ONE);
     }
 }
+
+#[test]
+fn in_the_first_window_a_pick_is_charged_the_mean_at_least() {
+    let mut world = World::new(Method::LeastPackets, &[1; 3]);
+    world.run(1_000, 1_000, FLOWS[1]);
+    // 200 flows, of which the last 45 have more to send; by age, only their first packets are known yet.
+    let totals = world.balance.totals(world.time());
+    let packets: u64 = totals.iter().map(|totals| totals.traffic.packets).sum();
+    assert_eq!(world.balance.charge(world.time(), &totals), Load::mean(packets, 200));
+    assert!(packets > 8 * 200);
+}
