@@ -8,6 +8,9 @@ pub const WAYS: usize = 8;
 pub const STAMP_SHIFT: u32 = 26;
 /// A timeout is in nanoseconds shifted right by this: 268 ms, at most 4.8 hours.
 pub const TIMEOUT_SHIFT: u32 = 28;
+/// The time of a request is the precise monotonic clock in nanoseconds, shifted right by this: 1 µs, wrapping after
+/// 73 minutes.
+pub const EXCHANGE_SHIFT: u32 = 10;
 /// The `twin` of an entry that has none.
 pub const NO_TWIN: u32 = u32::MAX;
 
@@ -60,6 +63,12 @@ pub mod flags {
     /// The flow is in its backend's active count; only ever set on the request direction's entry, and
     /// cleared by whoever counts the flow as closed.
     pub const ACTIVE: u8 = 16;
+    /// The client has sent payload that the backend has not answered with payload yet.
+    pub const AWAITING: u8 = 32;
+    /// The service wants exchanges followed: `AWAITING` is kept.
+    pub const FOLLOWED: u8 = 64;
+    /// The flow is past the ages that its service's profile knows.
+    pub const GROWN: u8 = 128;
 }
 
 /// The word by which an entry is claimed, published and changed, always by compare-and-exchange.
@@ -128,8 +137,8 @@ pub struct FlowEntry {
     pub via: u16,
     /// Who serves the flow.
     pub backend: BackendId,
-    /// The backend's generation when the flow was opened.
-    pub generation: u16,
+    /// When the flow was opened, in units of 2^`STAMP_SHIFT` ns, low half; means nothing once it is `GROWN`.
+    pub opened: u16,
     /// The service that the client talks to.
     pub service: ServiceId,
     /// After how much silence the flow ends in its present state, in units of 2^`TIMEOUT_SHIFT` ns.
@@ -140,8 +149,10 @@ pub struct FlowEntry {
     pub stamp: u32,
     /// State, flags and sequence.
     pub control: Control,
-    /// When the flow was opened, in units of 2^`STAMP_SHIFT` ns.
-    pub opened: u32,
+    /// What is known of the exchange. Requests, while `AWAITING`: the sequence number that the answer starts with, at
+    /// least; else the one that the next request starts with, at least. Replies, while `AWAITING`: when the request
+    /// came, in units of 2^`EXCHANGE_SHIFT` ns.
+    pub exchange: u32,
 }
 
 const _: () = assert!(size_of::<FlowEntry>() == 64);

@@ -14,14 +14,17 @@ mod ring;
 mod service;
 
 pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
-pub use counters::{BackendCounters, Traffic};
+pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
 pub use flow::{
-    Bucket, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, flags,
+    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, TIMEOUT_SHIFT,
+    WAYS, flags,
 };
 pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
-pub use service::{Backend, BackendId, Service, ServiceId, ServiceKey, answer, role, selector};
+pub use service::{
+    Backend, BackendId, Service, ServiceId, ServiceKey, ability, answer, option, role, selector,
+};
 
 /// IP protocol number of TCP (RFC 9293).
 pub const TCP: u8 = 6;
@@ -59,6 +62,8 @@ pub mod names {
     pub const PORTS: &str = "PORTS";
     /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
     pub const COUNTERS: &str = "COUNTERS";
+    /// `PerCpuArray<ResponseTimes>`, indexed by `BackendId`.
+    pub const RESPONSE_TIMES: &str = "RESPONSE_TIMES";
     /// `PerCpuArray<u64>` of one: the stamp (high half) and how many ICMP messages were sent within it.
     pub const ICMP_SENT: &str = "ICMP_SENT";
     /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.

@@ -37,11 +37,25 @@ pub struct Service {
     pub selector: u8,
     /// Which refused packets are answered instead of only dropped: bits `answer::*`.
     pub answers: u8,
+    /// What else it wants: bits `option::*`.
+    pub options: u8,
+    /// How many leading bits of a client's address its backend is remembered by.
+    pub persistence_prefix: u8,
+    /// For how long a client without new flows is remembered; 0 = not at all.
+    pub persistence_timeout: u16,
     /// Always 0.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 2],
 }
 
 const _: () = assert!(size_of::<Service>() == 16);
+
+/// Bits of `Service::options`.
+pub mod option {
+    /// Requests and their answers are followed (`flags::FOLLOWED`).
+    pub const EXCHANGES: u8 = 1;
+    /// UDP: each datagram is scheduled by itself, and no flow is kept.
+    pub const ONE_PACKET: u8 = 2;
+}
 
 /// How a new flow chooses its slot: values of `Service::selector`.
 pub mod selector {
@@ -69,11 +83,27 @@ pub struct Backend {
     pub address: [u8; 4],
     /// Port, network order.
     pub port: [u8; 2],
-    /// Grows each time the slot is given to another backend.
-    pub generation: u16,
+    /// The service that it belongs to.
+    pub service: ServiceId,
+    /// The source that clients are given whose replies would not cross the balancer; 0.0.0.0 = none.
+    pub snat_address: [u8; 4],
+    /// The network whose clients are given that source, as its mask: that of the backend's own address.
+    pub snat_mask: [u8; 4],
+    /// What it may do: bits `ability::*`; 0 = the slot is not in use.
+    pub abilities: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Backend>() == 8);
+const _: () = assert!(size_of::<Backend>() == 24);
+
+/// Bits of `Backend::abilities`.
+pub mod ability {
+    /// Flows may lead to it.
+    pub const SERVE: u32 = 1;
+    /// It may take new flows of clients that it served before.
+    pub const TAKE: u32 = 2;
+}
 
 /// Roles of an address in `ADDRESSES`: bits of its value.
 pub mod role {

@@ -1,8 +1,8 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, RingWord, Service, ServiceId,
-    ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, ResponseTimes, RingWord,
+    Service, ServiceId, ServiceKey,
 };
 
 /// The memory of the flow table.
@@ -41,6 +41,10 @@ pub trait Environment: FlowMemory {
     fn next_hop(&self, index: u32) -> Option<NextHop>;
     /// This CPU's counters of a backend, valid and aligned.
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
+    /// The precise monotonic clock in units of 2^`EXCHANGE_SHIFT` ns.
+    fn precise(&self) -> u32;
+    /// This CPU's response times of a backend, valid and aligned.
+    fn response_times(&self, id: BackendId) -> Option<*mut ResponseTimes>;
     /// This CPU's age profile of a service, valid and aligned.
     fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile>;
     /// Up to which age, in stamps, packets count in the profile.

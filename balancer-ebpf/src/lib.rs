@@ -1,7 +1,7 @@
 //! The data plane: what happens to one packet, in the order in which it happens.
 //!
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's
-//! selection ring, [`state`] follows its life, [`rewrite`] changes the frame; [`process`] is the whole way. All of
+//! selection ring, [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole way. All of
 //! it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`)
 //! and in the tests on the host.
 #![no_std]
@@ -14,6 +14,7 @@ mod answer;
 pub mod atomic;
 pub mod checksum;
 pub mod environment;
+mod exchange;
 mod open;
 pub mod packet;
 pub mod parse;

@@ -8,15 +8,18 @@ use core::ptr;
 use aya_ebpf::{
     EbpfContext,
     bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
-    helpers::{bpf_ktime_get_coarse_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
+    helpers::{
+        bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
+        bpf_xdp_get_buff_len,
+    },
     macros::{map, xdp},
     maps::{Array, DevMap, HashMap, PerCpuArray},
     programs::XdpContext,
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, HALVES, MAX_PORTS, NextHop, RING_SLOTS, Reason,
-    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, EXCHANGE_SHIFT, HALVES, MAX_PORTS, NextHop,
+    RING_SLOTS, Reason, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 
@@ -48,6 +51,8 @@ static EGRESS: DevMap = DevMap::with_max_entries(MAX_PORTS, 0);
 static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PORTS, 0);
 #[map]
 static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static RESPONSE_TIMES: PerCpuArray<ResponseTimes> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 #[map]
@@ -245,6 +250,17 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
         COUNTERS.get_ptr_mut(u32::from(id))
+    }
+
+    #[inline(always)]
+    fn precise(&self) -> u32 {
+        // SAFETY: the helper takes nothing and always answers (kernel 4.1).
+        (unsafe { bpf_ktime_get_ns() } >> EXCHANGE_SHIFT) as u32
+    }
+
+    #[inline(always)]
+    fn response_times(&self, id: BackendId) -> Option<*mut ResponseTimes> {
+        RESPONSE_TIMES.get_ptr_mut(u32::from(id))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use balancer_common::{
     Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, RingWord,
-    Service, TCP, flags, role, selector,
+    Service, TCP, flags, option, role, selector,
 };
 use bytemuck::Zeroable as _;
 
@@ -146,6 +146,7 @@ fn entries(
 ) -> [FlowEntry; 2] {
     let key = parsed.key;
     let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
+    let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     let to_backend = Delta::default().address(key.destination, backend.address);
     let to_client = Delta::default().address(backend.address, key.destination);
     let request = FlowEntry {
@@ -159,13 +160,13 @@ fn entries(
         neighbour: client,
         via: ingress as u16,
         backend: id,
-        generation: backend.generation,
+        opened: now as u16,
         service: service.id,
         timeout,
         twin: NO_TWIN,
         stamp: now,
-        control: Control::new(FlowState::HalfOpen, flags::ACTIVE, 0),
-        opened: now,
+        control: Control::new(FlowState::HalfOpen, flags::ACTIVE | followed, 0),
+        exchange: 0,
     };
     let reply = FlowEntry {
         key: reply_key(&key, backend),
@@ -176,7 +177,7 @@ fn entries(
         ip_delta: to_client.and(Delta::TTL).fold(),
         l4_delta: to_client.word(backend.port, key.destination_port).fold(),
         via: port,
-        control: Control::new(FlowState::HalfOpen, flags::REPLY, 0),
+        control: Control::new(FlowState::HalfOpen, flags::REPLY | followed, 0),
         ..request
     };
     [request, reply]

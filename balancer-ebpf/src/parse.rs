@@ -18,6 +18,8 @@ pub struct Parsed {
     pub ethernet: *mut EthHdr,
     /// The IPv4 header, without options.
     pub ip: *mut Ipv4Hdr,
+    /// Offset of the TCP or UDP header in the frame.
+    pub l4: usize,
     /// Source and destination port.
     pub ports: *mut [u8; 4],
     /// The TCP or UDP checksum.
@@ -26,6 +28,8 @@ pub struct Parsed {
     pub key: FlowKey,
     /// IP total length, in bytes.
     pub length: u16,
+    /// Bytes that the application sent.
+    pub payload: u16,
     /// Time to live as it arrived.
     pub ttl: u8,
     /// TCP flags (`tcp::*`); 0 for UDP.
@@ -128,10 +132,11 @@ fn parse_ipv4<P: Packet>(packet: &P, ethernet: *mut EthHdr, l3: usize) -> Result
     let fragmented = fragment & MORE_FRAGMENTS != 0;
 
     let l4 = l3 + header_length;
-    let payload = usize::from(length) - header_length;
-    if payload < layout.header {
+    let segment = usize::from(length) - header_length;
+    if segment < layout.header {
         return Err(malformed);
     }
+    let mut header_end = layout.header;
     let ports: *mut [u8; 4] = packet.at(l4).ok_or(malformed)?;
     let checksum: *mut [u8; 2] = packet.at(l4 + layout.checksum).ok_or(malformed)?;
     let mut tcp_flags = 0;
@@ -140,15 +145,16 @@ fn parse_ipv4<P: Packet>(packet: &P, ethernet: *mut EthHdr, l3: usize) -> Result
         // SAFETY: `at` checked that both bytes lie in the frame.
         let [offset, flags] = unsafe { ptr::read_unaligned(offset_and_flags) };
         let tcp_header = usize::from(offset >> 4) * 4;
-        if tcp_header < TcpHdr::LEN || (tcp_header > payload && !fragmented) {
+        if tcp_header < TcpHdr::LEN || (tcp_header > segment && !fragmented) {
             return Err(malformed);
         }
+        header_end = tcp_header;
         tcp_flags = flags;
     } else {
         let udp_length: *mut [u8; 2] = packet.at(l4 + core::mem::offset_of!(UdpHdr, len)).ok_or(malformed)?;
         // SAFETY: `at` checked that both bytes lie in the frame.
         let udp_length = usize::from(u16::from_be_bytes(unsafe { ptr::read_unaligned(udp_length) }));
-        if udp_length < UdpHdr::LEN || (udp_length > payload && !fragmented) {
+        if udp_length < UdpHdr::LEN || (udp_length > segment && !fragmented) {
             return Err(malformed);
         }
     }
@@ -162,7 +168,10 @@ fn parse_ipv4<P: Packet>(packet: &P, ethernet: *mut EthHdr, l3: usize) -> Result
         protocol: header.proto,
         reserved: [0; 3],
     };
-    Ok(Parsed { ethernet, ip, ports, checksum, key, length, ttl: header.ttl, tcp_flags, fragmented })
+    // A first fragment may hold less than the header, but is refused anyway.
+    let payload = segment.wrapping_sub(header_end) as u16;
+    let ttl = header.ttl;
+    Ok(Parsed { ethernet, ip, l4, ports, checksum, key, length, payload, ttl, tcp_flags, fragmented })
 }
 
 /// Offset of the byte that holds the data offset; the flags follow it.

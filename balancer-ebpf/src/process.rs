@@ -7,7 +7,7 @@ use balancer_common::{
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
 use crate::{
-    Environment, Packet, answer, open, packet,
+    Environment, Packet, answer, exchange, open, packet,
     parse::{Parsed, Unparsed, parse, tcp},
     rewrite::{Translation, rewrite},
     state::{self, Direction},
@@ -100,8 +100,9 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
             Err(reason) if is_answered(&service, reason) => return Err(Stop::Rejected(reason)),
             Err(reason) => return Err(Stop::Refused(reason)),
         };
+        exchange::prepare(packet, &parsed, &found);
     }
-    carry(environment, &parsed, &found, now)
+    carry(packet, environment, &parsed, &found, now)
 }
 
 /// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service
@@ -137,7 +138,13 @@ fn is_answered(service: &Service, reason: Reason) -> bool {
 
 /// Sends a packet of a flow on.
 #[inline(always)]
-fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u32) -> Result<NextHop, Stop> {
+fn carry<P: Packet, E: Environment>(
+    packet: &P,
+    environment: &E,
+    parsed: &Parsed,
+    found: &Found,
+    now: u32,
+) -> Result<NextHop, Stop> {
     check_packet(parsed)?;
     let entry = found.entry.flow();
     let direction =
@@ -169,8 +176,13 @@ fn carry<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u
     if state::may_change(found.control, direction, parsed.tcp_flags) {
         advance(environment, parsed, found, direction);
     }
+    if exchange::may_change(found.control, direction, parsed.payload) {
+        exchange::follow(packet, environment, parsed, found, direction);
+    }
     count(environment, backend, direction, parsed.length);
-    profile(environment, service, now.wrapping_sub(opened), parsed.length);
+    if found.control.flags() & flags::GROWN == 0 {
+        profile(environment, found, service, (now as u16).wrapping_sub(opened), parsed.length);
+    }
     rewrite(parsed, &translation, neighbour, hop.source);
     Ok(hop)
 }
@@ -248,9 +260,7 @@ fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found
     }
     let Some(port) = environment.port(environment.ingress()) else { return };
     found.entry.set_client_side(client, ingress);
-    if let Some(twin) = table::entry_at(environment, entry.twin)
-        && twin.flow().twin == found.index
-    {
+    if let Some((twin, _)) = table::twin(environment, found) {
         twin.set_client_side(client, port);
     }
 }
@@ -260,11 +270,8 @@ fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found
 fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, direction: Direction) {
     let twin = found.entry.flow().twin;
     advance_entry(environment, parsed, found.entry, found.index, direction, found.control.sequence());
-    if let Some(entry) = table::entry_at(environment, twin) {
-        let sequence = entry.control().sequence();
-        if entry.flow().twin == found.index {
-            advance_entry(environment, parsed, entry, twin, direction, sequence);
-        }
+    if let Some((entry, sequence)) = table::twin(environment, found) {
+        advance_entry(environment, parsed, entry, twin, direction, sequence);
     }
 }
 
@@ -277,7 +284,7 @@ fn advance_entry<E: Environment>(
     direction: Direction,
     sequence: u16,
 ) {
-    for _ in 0..ADVANCE_TRIES {
+    for _ in 0..table::TRIES {
         let before = entry.control();
         if !before.is_live() || before.sequence() != sequence {
             return;
@@ -293,16 +300,11 @@ fn advance_entry<E: Environment>(
     }
 }
 
-/// An entry is changed by at most the packets of its flow that are under way at once.
-const ADVANCE_TRIES: usize = 4;
-
 /// What follows from a change of state: the active count, the protection, and the timeout.
 #[inline(always)]
 fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Control, after: Control) {
     let flow = entry.flow();
-    if before.flags() & !after.flags() & flags::ACTIVE != 0 {
-        table::count_closed(environment, flow.backend);
-    }
+    table::count_ended(environment, flow.backend, before, after);
     if before.state() as u8 == after.state() as u8 {
         return;
     }
@@ -339,10 +341,11 @@ fn count<E: Environment>(environment: &E, backend: BackendId, direction: Directi
 
 /// Counts a packet by the age of its flow, as long as that is young.
 #[inline(always)]
-fn profile<E: Environment>(environment: &E, service: ServiceId, age: u32, bytes: u16) {
+fn profile<E: Environment>(environment: &E, found: &Found, service: ServiceId, age: u16, bytes: u16) {
     // The clock of the CPU that opened the flow may be ahead by a little.
-    let age = if age as i32 >= 0 { age } else { 0 };
+    let age = if age > u16::MAX - 16 { 0 } else { u32::from(age) };
     if age > environment.profiled_age() {
+        grow(environment, found);
         return;
     }
     let Some(bucket) = age_bucket(age) else { return };
@@ -350,6 +353,15 @@ fn profile<E: Environment>(environment: &E, service: ServiceId, age: u32, bytes:
     // SAFETY: profiles are valid, aligned, and this CPU's own.
     if let Some(traffic) = unsafe { (*profile).ages.get_mut(bucket) } {
         add(traffic, bytes);
+    }
+}
+
+/// Marks both entries of a flow that is past the ages that are profiled.
+#[inline(always)]
+fn grow<E: Environment>(environment: &E, found: &Found) {
+    found.entry.mark(found.control.sequence(), flags::GROWN, 0);
+    if let Some((twin, sequence)) = table::twin(environment, found) {
+        twin.mark(sequence, flags::GROWN, 0);
     }
 }
 

@@ -37,7 +37,7 @@ pub fn after(control: Control, direction: Direction, protocol: u8, tcp_flags: u8
         const BOTH: u8 = flags::FIN_REQUEST | flags::FIN_REPLY;
         if tcp_flags & tcp::RST != 0 || marks & BOTH == BOTH {
             state = FlowState::Closing;
-            marks &= !flags::ACTIVE;
+            marks &= !(flags::ACTIVE | flags::AWAITING);
         } else if state as u8 == FlowState::HalfOpen as u8 && established_by && marks & flags::ANSWERED != 0 {
             state = FlowState::Established;
         }

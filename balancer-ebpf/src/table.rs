@@ -20,6 +20,10 @@ use crate::{Environment, FlowMemory, atomic};
 /// are full, in stamps (60 s). Any other flow gives way sooner.
 const PROTECTED: u32 = (60_000_000_000_u64 >> balancer_common::STAMP_SHIFT) as u32;
 
+/// How often a change of a control word is tried: it is changed by at most the packets of its flow that are under way at
+/// once.
+pub const TRIES: usize = 4;
+
 /// The first and the second bucket of a key, and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash {
@@ -68,6 +72,32 @@ impl Entry {
     pub fn exchange(self, from: Control, to: Control) -> bool {
         // SAFETY: valid and aligned, and this word is only ever changed atomically.
         unsafe { atomic::compare_exchange(&raw mut (*self.0).control.0, from.0, to.0) == from.0 }
+    }
+
+    /// Adds and takes flags of the flow whose sequence number is `sequence`; says whether they were not so before.
+    #[inline(always)]
+    pub fn mark(self, sequence: u16, add: u8, take: u8) -> bool {
+        for _ in 0..TRIES {
+            let before = self.control();
+            if !before.is_live() || before.sequence() != sequence {
+                return false;
+            }
+            let after = Control::new(before.state(), (before.flags() | add) & !take, sequence);
+            if after == before {
+                return false;
+            }
+            if self.exchange(before, after) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Notes how the exchange stands.
+    #[inline(always)]
+    pub fn set_exchange(self, exchange: u32) {
+        // SAFETY: valid and aligned; written whole.
+        unsafe { ptr::write_volatile(&raw mut (*self.0).exchange, exchange) };
     }
 
     /// Names the entry of the other direction.
@@ -175,6 +205,15 @@ fn entry_of<M: FlowMemory>(memory: &M, bucket: u32, way: u32) -> Option<Entry> {
 #[inline(always)]
 pub fn entry_at<M: FlowMemory>(memory: &M, index: u32) -> Option<Entry> {
     entry_of(memory, index / WAYS as u32, index % WAYS as u32)
+}
+
+/// The entry of the flow's other direction, and its sequence number; `None` when it is gone.
+#[inline(always)]
+pub fn twin<M: FlowMemory>(memory: &M, found: &Found) -> Option<(Entry, u16)> {
+    let twin = entry_at(memory, found.entry.flow().twin)?;
+    let sequence = twin.control().sequence();
+    // An entry that has gone to another flow names another twin.
+    (twin.flow().twin == found.index).then_some((twin, sequence))
 }
 
 /// Looks a key up.
@@ -296,7 +335,7 @@ fn publish<M: FlowMemory>(
         place.neighbour = entry.neighbour;
         place.via = entry.via;
         place.backend = entry.backend;
-        place.generation = entry.generation;
+        place.exchange = entry.exchange;
         place.service = entry.service;
         place.timeout = entry.timeout;
         place.twin = entry.twin;
@@ -390,17 +429,26 @@ fn free<E: Environment>(environment: &E, found: &Found) -> bool {
     // The tag goes first: once the entry is free, another CPU may give it a new one.
     set_tag(environment, found.index / WAYS as u32, found.index % WAYS as u32, 0);
     found.entry.exchange(busy, Control::new(FlowState::Free, 0, sequence));
-    if found.control.flags() & flags::ACTIVE != 0 {
-        count_closed(environment, backend);
-    }
+    count_ended(environment, backend, found.control, Control::default());
     true
 }
 
-/// Counts the end of an active flow.
+/// Counts what ends when a flow's entry goes from one control word to another: the active flow, and its exchange. Both
+/// are counted by the entry of the request direction.
 #[inline(always)]
-pub fn count_closed<E: Environment>(environment: &E, backend: balancer_common::BackendId) {
-    if let Some(counters) = environment.counters(backend) {
-        // SAFETY: counters are valid, aligned, and this CPU's own.
-        unsafe { (*counters).closed = (*counters).closed.wrapping_add(1) };
+pub fn count_ended<E: Environment>(
+    environment: &E,
+    backend: balancer_common::BackendId,
+    before: Control,
+    after: Control,
+) {
+    let ended = before.flags() & !after.flags();
+    if ended & (flags::ACTIVE | flags::AWAITING) == 0 || before.flags() & flags::REPLY != 0 {
+        return;
     }
+    let Some(counters) = environment.counters(backend) else { return };
+    // SAFETY: counters are valid, aligned, and this CPU's own.
+    let counters = unsafe { &mut *counters };
+    counters.closed = counters.closed.wrapping_add(u64::from(ended & flags::ACTIVE != 0));
+    counters.answered = counters.answered.wrapping_add(u64::from(ended & flags::AWAITING != 0));
 }

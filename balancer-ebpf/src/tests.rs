@@ -4,6 +4,7 @@
 mod bed;
 mod buffer;
 mod checksum;
+mod exchange;
 mod frame;
 mod full;
 mod lifetime;

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr, ops::Range, time::Duration};
 use anyhow::{Context as _, Result};
 use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service,
-    ServiceId, ServiceKey, TIMEOUT_SHIFT, Traffic, answer, role,
+    ServiceId, ServiceKey, TIMEOUT_SHIFT, Traffic, ability, answer, flags, role,
 };
 use bytemuck::Zeroable as _;
 
@@ -58,6 +58,8 @@ struct LiveBackend {
     traffic: Traffic,
     opened: u64,
     closed: u64,
+    asked: u64,
+    answered: u64,
     is_reachable: bool,
 }
 
@@ -228,6 +230,8 @@ impl Controller {
                 }
                 observation.opened += difference(old.opened, new.opened);
                 backend.closed += difference(old.closed, new.closed);
+                backend.asked += difference(old.asked, new.asked);
+                backend.answered += difference(old.answered, new.answered);
                 *old = *new;
             }
             backend.traffic.packets = backend.traffic.packets.wrapping_add(observation.traffic.packets);
@@ -265,9 +269,10 @@ impl Controller {
         let share = elapsed.as_secs_f64() / SWEEP_TIME.as_secs_f64();
         let count = (buckets as f64 * share).ceil() as usize;
         let sweep = self.datapath.sweep(self.sweep_from, count, stamp(now));
-        for id in sweep.closed {
+        for (id, ended) in sweep.ended {
             if let Some(backend) = self.backends.get_mut(usize::from(id)) {
-                backend.closed += 1;
+                backend.closed += u64::from(ended & flags::ACTIVE != 0);
+                backend.answered += u64::from(ended & flags::AWAITING != 0);
             }
         }
         self.sweep_from = sweep.next;
@@ -354,7 +359,8 @@ fn write_backend(
     let value = Backend {
         address: backend.address.ip().octets(),
         port: backend.address.port().to_be_bytes(),
-        generation: 1,
+        abilities: ability::SERVE | ability::TAKE,
+        ..Backend::default()
     };
     let name = &backend.name;
     datapath.set_backend(id, &value).with_context(|| format!("write backend {name} into its map"))?;

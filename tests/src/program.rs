@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey,
-    TCP, Traffic, UDP, role,
+    TCP, Traffic, UDP, ability, role,
 };
 use balancer_user::datapath::{Datapath, Sizes};
 
@@ -92,7 +92,8 @@ impl Program {
                 &Backend {
                     address: address.ip().octets(),
                     port: address.port().to_be_bytes(),
-                    generation: 1,
+                    abilities: ability::SERVE | ability::TAKE,
+                    ..Backend::default()
                 },
             )?;
             datapath.set_roles(address.ip().octets(), role::BACKEND)?;
@@ -179,6 +180,8 @@ impl Program {
             reply: add_traffic(sum.reply, cpu.reply),
             opened: sum.opened + cpu.opened,
             closed: sum.closed + cpu.closed,
+            asked: sum.asked + cpu.asked,
+            answered: sum.answered + cpu.answered,
         };
         Ok(values.chunks(cpus).map(|per_cpu| per_cpu.iter().fold(BackendCounters::default(), add)).collect())
     }

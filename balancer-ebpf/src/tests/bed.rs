@@ -2,7 +2,9 @@
 
 use std::vec::Vec;
 
-use balancer_common::{Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, role};
+use balancer_common::{
+    Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, ability, role,
+};
 
 use super::{
     buffer::{Buffer, Kernel, Memory},
@@ -32,7 +34,10 @@ impl Bed {
         closing_timeout: 50,
         selector: 0,
         answers: 0,
-        reserved: [0; 6],
+        options: 0,
+        persistence_prefix: 0,
+        persistence_timeout: 0,
+        reserved: [0; 2],
     };
     pub const UDP_SERVICE: Service = Service {
         id: 1,
@@ -41,7 +46,10 @@ impl Bed {
         closing_timeout: 1,
         selector: 0,
         answers: 0,
-        reserved: [0; 6],
+        options: 0,
+        persistence_prefix: 0,
+        persistence_timeout: 0,
+        reserved: [0; 2],
     };
     pub const MTU: u16 = 1500;
 
@@ -68,7 +76,12 @@ impl Bed {
         kernel.hops.insert(1, hop([0; 6], 1, Bed::BACKEND_SIDE, 2));
         kernel.hops.insert(2, hop([0; 6], 2, Bed::THIRD_SIDE, 3));
         for (id, (address, port)) in Bed::BACKENDS.into_iter().take(backends).enumerate() {
-            kernel.backends[id] = Backend { address, port: port.to_be_bytes(), generation: 0 };
+            kernel.backends[id] = Backend {
+                address,
+                port: port.to_be_bytes(),
+                abilities: ability::SERVE | ability::TAKE,
+                ..Backend::default()
+            };
             let hop = hop(Bed::BACKEND_MACS[id], 1, Bed::BACKEND_SIDE, 2);
             kernel.hops.insert(MAX_PORTS + id as u32, hop);
             kernel.roles.insert(address, role::BACKEND);

@@ -11,7 +11,7 @@ use std::{
 
 use balancer_common::{
     AgeProfile, Backend, BackendCounters, BackendId, Bucket, Control, FlowEntry, MAX_PORTS, NextHop, Reason,
-    RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
+    ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
 };
 use bytemuck::Zeroable;
 
@@ -227,6 +227,9 @@ pub struct Kernel {
     /// Up to which age packets count in the profiles.
     pub profiled_age: u32,
     profiles: Vec<UnsafeCell<AgeProfile>>,
+    /// The precise clock.
+    pub precise: Cell<u32>,
+    times: Vec<UnsafeCell<ResponseTimes>>,
     counters: Vec<UnsafeCell<BackendCounters>>,
     drops: [Cell<u64>; Reason::ALL.len()],
 }
@@ -247,6 +250,8 @@ impl Kernel {
             hops: HashMap::new(),
             profiled_age: 1_000,
             profiles: (0..2).map(|_| UnsafeCell::new(AgeProfile::zeroed())).collect(),
+            precise: Cell::new(0),
+            times: (0..backends).map(|_| UnsafeCell::default()).collect(),
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
             drops: Default::default(),
         }
@@ -277,6 +282,12 @@ impl Kernel {
     pub fn profiled(&self, service: usize) -> AgeProfile {
         // SAFETY: as above.
         unsafe { *self.profiles[service].get() }
+    }
+
+    /// How long a backend took to answer.
+    pub fn response_times(&self, backend: usize) -> ResponseTimes {
+        // SAFETY: as above.
+        unsafe { *self.times[backend].get() }
     }
 
     /// The sum of a counter over all backends.
@@ -372,6 +383,14 @@ impl Environment for Kernel {
 
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
         self.counters.get(usize::from(id)).map(UnsafeCell::get)
+    }
+
+    fn precise(&self) -> u32 {
+        self.precise.get()
+    }
+
+    fn response_times(&self, id: BackendId) -> Option<*mut ResponseTimes> {
+        self.times.get(usize::from(id)).map(UnsafeCell::get)
     }
 
     fn profile(&self, service: ServiceId) -> Option<*mut AgeProfile> {

@@ -21,6 +21,8 @@ pub struct Frame {
     pub source: Endpoint,
     pub destination: Endpoint,
     pub ttl: u8,
+    /// TCP: sequence and acknowledgement number.
+    pub sequence: [u32; 2],
     /// IPv4 options: a multiple of 4 bytes, at most 40.
     pub options: Vec<u8>,
     pub l4: L4,
@@ -50,6 +52,7 @@ impl Frame {
             source,
             destination,
             ttl: 64,
+            sequence: [1, 2],
             options: vec![],
             l4: L4::Tcp { flags, options: vec![] },
             payload: vec![],
@@ -67,11 +70,9 @@ impl Frame {
         let (protocol, mut segment) = match &self.l4 {
             L4::Tcp { flags, options } => {
                 let offset = (5 + options.len() / 4) as u8;
-                (
-                    TCP,
-                    [&[0, 0, 0, 1, 0, 0, 0, 2, offset << 4, *flags, 0xfa, 0xf0, 0, 0, 0, 0], &options[..]]
-                        .concat(),
-                )
+                let [sequence, acknowledged] = self.sequence.map(u32::to_be_bytes);
+                let rest = [offset << 4, *flags, 0xfa, 0xf0, 0, 0, 0, 0];
+                (TCP, [&sequence[..], &acknowledged, &rest, options].concat())
             }
             L4::Udp { .. } => (UDP, [(self.payload.len() as u16 + 8).to_be_bytes(), [0, 0]].concat()),
         };

@@ -44,7 +44,19 @@ fn every_field_is_found() {
         let input = frame.bytes();
         let buffer = Buffer::new(&input);
         let Ok(parsed) = parse(&buffer) else { panic!("{frame:?}") };
-        let Parsed { ethernet, ip, ports, checksum, key, length, ttl, tcp_flags, fragmented } = parsed;
+        let Parsed {
+            ethernet,
+            ip,
+            l4: l4_offset,
+            ports,
+            checksum,
+            key,
+            length,
+            payload,
+            ttl,
+            tcp_flags,
+            fragmented,
+        } = parsed;
         let (protocol, flags) = match frame.l4 {
             L4::Tcp { flags, .. } => (TCP, flags),
             L4::Udp { .. } => (UDP, 0),
@@ -65,6 +77,7 @@ fn every_field_is_found() {
         );
         let offset = |address: usize| address - buffer.start();
         let l4 = l4_at(&input);
+        assert_eq!((l4_offset, usize::from(payload)), (l4, frame.payload.len()));
         assert_eq!((offset(ethernet.addr()), offset(ip.addr()), offset(ports.addr())), (0, 14, l4));
         assert_eq!(offset(checksum.addr()), l4 + if protocol == TCP { 16 } else { 6 });
     }

@@ -35,12 +35,12 @@ fn entry(number: u32, twin: u32) -> FlowEntry {
         neighbour: [low; 6],
         via: number as u16,
         backend: 0,
-        generation: number as u16,
+        opened: number as u16,
         service: !number as u16,
         timeout: number as u16,
         twin,
         stamp: number,
-        opened: !number,
+        exchange: !number,
         control: Control::new(FlowState::HalfOpen, flags::ACTIVE, 0),
     }
 }

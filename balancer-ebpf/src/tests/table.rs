@@ -15,7 +15,7 @@ use super::{
     cases,
 };
 use crate::table::{
-    Found, count_closed, count_lanes, find, hash, insert, is_expired, is_unchanged, lowest_lane, protect,
+    Found, count_ended, count_lanes, find, hash, insert, is_expired, is_unchanged, lowest_lane, protect,
     release, zero_lanes,
 };
 
@@ -393,6 +393,6 @@ proptest! {
 #[test]
 fn a_backend_that_does_not_exist_is_not_counted() {
     let kernel = Kernel::new(Memory::new(1, SEED), 1);
-    count_closed(&kernel, 1);
+    count_ended(&kernel, 1, Control::new(FlowState::HalfOpen, flags::ACTIVE, 0), Control::default());
     assert_eq!(kernel.counted(0).closed, 0);
 }

@@ -9,8 +9,8 @@ use super::Datapath;
 /// What a slice of the sweep found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
-    /// For each flow that was expired while it counted as active: its backend.
-    pub closed: Vec<BackendId>,
+    /// For each flow that was freed: its backend, and the flags by which it still counted.
+    pub ended: Vec<(BackendId, u8)>,
     /// The bucket that the next slice starts at.
     pub next: usize,
 }
@@ -29,14 +29,14 @@ impl Datapath {
         for _ in 0..count.min(buckets) {
             let tags = self.flow_tags.word(sweep.next).load(Ordering::Acquire).to_le_bytes();
             for (way, _) in tags.iter().enumerate().filter(|(_, tag)| **tag != 0) {
-                self.expire(sweep.next * WAYS + way, now, &mut sweep.closed);
+                self.expire(sweep.next * WAYS + way, now, &mut sweep.ended);
             }
             sweep.next = (sweep.next + 1) % buckets;
         }
         sweep
     }
 
-    fn expire(&self, index: usize, now: u32, closed: &mut Vec<BackendId>) {
+    fn expire(&self, index: usize, now: u32, ended: &mut Vec<(BackendId, u8)>) {
         let Some((control, entry)) = self.live_entry(index) else { return };
         if !entry.is_expired(now) {
             return;
@@ -51,9 +51,9 @@ impl Datapath {
         {
             return;
         }
-        self.free(index, control, &entry, closed);
+        self.free(index, control, &entry, ended);
         if let Some((index, (control, entry))) = twin {
-            self.free(index, control, &entry, closed);
+            self.free(index, control, &entry, ended);
         }
     }
 
@@ -68,7 +68,7 @@ impl Datapath {
     }
 
     /// Frees an entry as the program does: claimed, then without a tag, then free.
-    fn free(&self, index: usize, control: Control, entry: &FlowEntry, closed: &mut Vec<BackendId>) {
+    fn free(&self, index: usize, control: Control, entry: &FlowEntry, ended: &mut Vec<(BackendId, u8)>) {
         let word = self.flows.control(index);
         let busy = Control::new(FlowState::Busy, 0, control.sequence());
         if word.compare_exchange(control.0, busy.0, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -76,8 +76,8 @@ impl Datapath {
         }
         self.flow_tags.clear_tag(index / WAYS, index % WAYS);
         word.store(Control::new(FlowState::Free, 0, control.sequence()).0, Ordering::Release);
-        if control.flags() & flags::ACTIVE != 0 {
-            closed.push(entry.backend);
+        if control.flags() & flags::REPLY == 0 {
+            ended.push((entry.backend, control.flags() & (flags::ACTIVE | flags::AWAITING)));
         }
     }
 }

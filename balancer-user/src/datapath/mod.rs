@@ -18,8 +18,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, Ring, RingWord,
-    STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
+    AgeProfile, Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, ResponseTimes,
+    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -67,11 +67,12 @@ pub struct Datapath {
     services: HashMap<MapData, [u8; 8], [u8; 16]>,
     addresses: HashMap<MapData, [u8; 4], u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
-    backends: Array<MapData, [u8; 8]>,
+    backends: Array<MapData, [u8; 24]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
     profiles: PerCpuArray<AgeProfile>,
+    response_times: PerCpuArray<ResponseTimes>,
     drops: PerCpuArray<u64>,
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
@@ -105,6 +106,7 @@ impl Datapath {
             .map_max_entries(names::AGE_PROFILES, sizes.services)
             .map_max_entries(names::BACKENDS, sizes.backends)
             .map_max_entries(names::COUNTERS, sizes.backends)
+            .map_max_entries(names::RESPONSE_TIMES, sizes.backends)
             .map_max_entries(names::NEXT_HOPS, MAX_PORTS + sizes.backends)
             .load(OBJECT)
             .map_err(explain_load)?;
@@ -124,6 +126,7 @@ impl Datapath {
             egress: DevMap::try_from(take(&mut ebpf, names::EGRESS)?)?,
             counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
             profiles: PerCpuArray::new(data(take(&mut ebpf, names::AGE_PROFILES)?)?, sizes.services)?,
+            response_times: PerCpuArray::new(data(take(&mut ebpf, names::RESPONSE_TIMES)?)?, sizes.backends)?,
             drops: PerCpuArray::new(data(take(&mut ebpf, names::DROPS)?)?, Reason::ALL.len() as u32)?,
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
@@ -210,7 +213,7 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
-        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 8]>(*backend), 0)?;
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 24]>(*backend), 0)?;
         Ok(())
     }
 
@@ -263,6 +266,11 @@ impl Datapath {
     /// Reads the age profiles of the first `services` slots in one batch: for each slot, one value per CPU.
     pub fn read_profiles(&mut self, services: usize) -> Result<&[AgeProfile]> {
         self.profiles.read(services).context("read the services' age profiles")
+    }
+
+    /// Reads the response times of the first `backends` slots in one batch: for each slot, one value per CPU.
+    pub fn read_response_times(&mut self, backends: usize) -> Result<&[ResponseTimes]> {
+        self.response_times.read(backends).context("read the backends' response times")
     }
 
     /// How many values `read_counters` gives for each slot.
