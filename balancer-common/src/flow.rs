@@ -56,7 +56,7 @@ pub mod flags {
     pub const FIN_REQUEST: u8 = 1;
     /// The backend has sent its FIN.
     pub const FIN_REPLY: u8 = 2;
-    /// TCP: the backend's SYN-ACK was seen.
+    /// TCP: the backend has answered: with a SYN-ACK, or within a connection that the flow was opened in the middle of.
     pub const ANSWERED: u8 = 4;
     /// The entry is that of the reply direction.
     pub const REPLY: u8 = 8;

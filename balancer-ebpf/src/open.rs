@@ -32,7 +32,7 @@ pub fn open<E: Environment>(
     if !is_unicast(key.source) || environment.roles(key.source) & role::SERVICE != 0 {
         return Err(Reason::Malformed);
     }
-    if key.protocol == TCP && parsed.tcp_flags & tcp::ALL != tcp::SYN {
+    if key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
         return Err(Reason::UnknownFlow);
     }
     let ingress = environment.ingress();
@@ -62,6 +62,13 @@ pub fn open<E: Environment>(
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
     }
     Ok(Found { entry, index, control: entry.control() })
+}
+
+/// Whether a TCP segment may open a flow: a SYN, or where a hash says which backend has it, also what belongs into the
+/// middle of a connection. Such a flow is half open until the backend has shown that it knows of it.
+#[inline(always)]
+fn may_open(service: &Service, tcp_flags: u8) -> bool {
+    tcp_flags == tcp::SYN || (service.selector != selector::NEXT && tcp_flags & !tcp::FIN == tcp::ACK)
 }
 
 /// Takes slots until one names a backend from which the reply can be told from that of any other flow.

@@ -28,7 +28,10 @@ pub fn after(control: Control, direction: Direction, protocol: u8, tcp_flags: u8
             Direction::Request => (flags::FIN_REQUEST, tcp_flags & (tcp::SYN | tcp::ACK) == tcp::ACK),
             Direction::Reply => (flags::FIN_REPLY, false),
         };
-        if direction == Direction::Reply && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
+        // A SYN-ACK; or of a flow that was opened in the middle of its connection, any segment that goes on with it.
+        let answers = tcp_flags & (tcp::ACK | tcp::RST) == tcp::ACK
+            && (tcp_flags & tcp::SYN != 0 || state as u8 == FlowState::HalfOpen as u8);
+        if direction == Direction::Reply && answers {
             marks |= flags::ANSWERED;
         }
         if tcp_flags & tcp::FIN != 0 {

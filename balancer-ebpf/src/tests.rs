@@ -7,6 +7,7 @@ mod checksum;
 mod exchange;
 mod frame;
 mod full;
+mod hashed;
 mod lifetime;
 mod parse;
 mod process;

@@ -5,7 +5,7 @@ mod plan;
 mod score;
 mod standing;
 
-use std::{error::Error, fmt, time::Duration};
+use std::time::Duration;
 
 use balancer_common::{AGES, BackendId, RING_SLOTS, Traffic};
 
@@ -19,10 +19,12 @@ use crate::{
     cost::mean_charge,
     forward::{Contender, fill},
     load::Load,
+    maglev,
     method::Method,
     openings::Row,
+    responses::Responses,
     rotation::{cycle, cycle_length},
-    window::{Totals, Window},
+    window::{Growth as _, Totals, Window},
 };
 
 /// A ring is never shorter than this where more than one backend may be picked: arrivals come in bursts.
@@ -35,8 +37,14 @@ const HEADROOM: u64 = 4;
 pub struct Member {
     /// Its index in the maps: must not be given to another backend without a `set_members` in between that lacks it.
     pub id: BackendId,
+    /// What tells it from others for good, also on other balancers: address and port, say. Hash methods go by it.
+    pub identity: u64,
     /// 1 to 100; 0 = no new flows.
     pub weight: u8,
+    /// Takes flows only while no other can.
+    pub is_backup: bool,
+    /// With so many active flows it takes no more.
+    pub max_active: Option<u32>,
 }
 
 /// What the counters of a backend have grown by since the last observation.
@@ -46,7 +54,16 @@ pub struct Observation {
     pub traffic: Traffic,
     /// Flows opened.
     pub opened: u64,
+    /// Not a growth: flows that are open now.
+    pub active: u64,
+    /// Not a growth: requests that are active now, as the service counts them.
+    pub requests: u64,
+    /// Answers, and how long they took.
+    pub responses: Responses,
 }
+
+/// In a ring that is full of those who may take a flow: nobody takes this one.
+const NOBODY: BackendId = BackendId::MAX;
 
 /// The balancing of one service.
 ///
@@ -61,8 +78,9 @@ pub struct Balance {
     backends: Vec<Backend>,
     /// From the first `set_members` on.
     flows: Option<Flows>,
-    /// One round-robin cycle; empty for other methods.
+    /// One round-robin cycle, or the Maglev table, and what it was made for; empty for other methods.
     cycle: Vec<BackendId>,
+    cycle_of: Vec<u8>,
     /// Whether the installed ring goes round `cycle`; if not, it was made for other backends.
     cycle_is_installed: bool,
     installed: Plan,
@@ -76,14 +94,21 @@ pub struct Balance {
 enum Measure {
     Packets,
     Bytes,
-    Nothing,
+    Requests,
+    ResponseTime,
+    /// Nothing is compared: they take turns.
+    Turns,
+    /// Nothing is compared: a hash points into a table.
+    Hash,
 }
 
 #[derive(Clone, Debug)]
 struct Backend {
-    id: BackendId,
-    weight: u8,
+    member: Member,
     window: Window,
+    responses: Window<Responses>,
+    active: u64,
+    requests: u64,
     /// Since when it has had a share of the new flows: added, or its weight last raised from 0.
     since: Monotonic,
     /// Whether another had had its share for the whole window by then: only such a one is a newcomer.
@@ -103,29 +128,20 @@ struct Question {
 
 impl Balance {
     /// A service without backends, whose windows are `span` long.
-    ///
-    /// # Errors
-    ///
-    /// `NotLive` if the method is not one of `Method::LIVE`: nothing counts what it compares.
-    pub const fn new(method: Method, span: Duration) -> Result<Balance, NotLive> {
-        let measure = match method {
-            Method::LeastPackets => Measure::Packets,
-            Method::LeastBandwidth => Measure::Bytes,
-            Method::RoundRobin => Measure::Nothing,
-            Method::LeastRequest | Method::LeastResponseTime => return Err(NotLive(method)),
-        };
-        Ok(Balance {
-            measure,
+    pub const fn new(method: Method, span: Duration) -> Balance {
+        Balance {
+            measure: Measure::by(method),
             span,
             slow_start: Duration::ZERO,
             backends: Vec::new(),
             flows: None,
             cycle: Vec::new(),
+            cycle_of: Vec::new(),
             cycle_is_installed: false,
             installed: Plan::new(Vec::new(), None, 0),
             answered: None,
             peak: 0,
-        })
+        }
     }
 
     /// Takes over a ring that another daemon installed, as its slots stand there.
@@ -139,29 +155,32 @@ impl Balance {
     /// A backend whose weight comes back from 0 has lost its history as one that is added: its window says little of
     /// what its share would have brought. Its packets of old flows still count.
     pub fn set_members(&mut self, now: Monotonic, members: &[Member]) {
-        if members.iter().copied().eq(self.backends.iter().map(|backend| backend.member())) {
+        if members.iter().eq(self.backends.iter().map(|backend| &backend.member)) {
             return;
         }
         // The turn of one that goes falls to the next after it: as if the one before it had been last.
-        let order: Vec<BackendId> = self.backends.iter().map(|backend| backend.id).collect();
+        let order: Vec<BackendId> = self.backends.iter().map(|backend| backend.member.id).collect();
         self.installed.replace_last(&order, |id| members.iter().any(|member| member.id == id));
         let mut old = std::mem::take(&mut self.backends);
-        let is_late = old.iter().any(|backend| backend.weight > 0 && now.since(backend.since) >= self.span);
+        let is_late =
+            old.iter().any(|backend| backend.member.weight > 0 && now.since(backend.since) >= self.span);
         let flows = self.flows.get_or_insert_with(|| Flows::new(now, self.span));
         for member in members {
-            let backend = match old.iter().position(|backend| backend.id == member.id) {
+            let backend = match old.iter().position(|backend| backend.member.id == member.id) {
                 Some(index) => {
                     let mut backend = old.swap_remove(index);
-                    if backend.weight == 0 {
+                    if backend.member.weight == 0 {
                         (backend.since, backend.is_late) = (now, is_late);
                     }
-                    backend.weight = member.weight;
+                    backend.member = *member;
                     backend
                 }
                 None => Backend {
-                    id: member.id,
-                    weight: member.weight,
+                    member: *member,
                     window: Window::new(now, self.span),
+                    responses: Window::new(now, self.span),
+                    active: 0,
+                    requests: 0,
                     since: now,
                     is_late,
                     opened: flows.row(),
@@ -188,11 +207,14 @@ impl Balance {
         for (index, (id, observation)) in observations.iter().enumerate() {
             // Mostly they come in the members' own order.
             let place = match self.backends.get(index) {
-                Some(backend) if backend.id == *id => Some(index),
+                Some(backend) if backend.member.id == *id => Some(index),
                 _ => self.position(*id),
             };
             if let Some(place) = place {
-                self.backends[place].window.push(now, observation.traffic, observation.opened);
+                let backend = &mut self.backends[place];
+                backend.window.push(now, Totals { traffic: observation.traffic, opened: observation.opened });
+                backend.responses.push(now, observation.responses);
+                (backend.active, backend.requests) = (observation.active, observation.requests);
                 opened[place] = opened[place].saturating_add(observation.opened);
             }
         }
@@ -211,7 +233,7 @@ impl Balance {
     /// Call it once a tick, after `observe` of what was read at the same time. Without it, picks are charged the mean, and
     /// nothing is known of what recent flows have yet to bring.
     pub fn observe_ages(&mut self, now: Monotonic, growth: &[Traffic; AGES]) {
-        if let (Some(flows), true) = (&mut self.flows, self.measure != Measure::Nothing) {
+        if let (Some(flows), true) = (&mut self.flows, self.measure.is_traffic()) {
             flows.learn(now, self.measure, growth);
         }
     }
@@ -219,9 +241,11 @@ impl Balance {
     /// The ring that should follow after the slots taken so far; `None` if what is installed goes on like that.
     pub fn plan(&mut self, now: Monotonic, taken: Taken) -> Option<Plan> {
         let last = self.installed.last_pick(taken.now, |id| self.position(id).is_some());
+        let is_cycle = matches!(self.measure, Measure::Turns | Measure::Hash);
         let plan = match self.measure {
-            Measure::Nothing => self.plan_turns(last, taken.now),
-            Measure::Packets | Measure::Bytes => {
+            Measure::Turns => self.plan_turns(last, taken.now),
+            Measure::Hash => self.plan_table(),
+            Measure::Packets | Measure::Bytes | Measure::Requests | Measure::ResponseTime => {
                 let question = self.question(now, last, taken);
                 if self.answered.as_ref() == Some(&question) {
                     return None;
@@ -231,8 +255,13 @@ impl Balance {
                 plan
             }
         };
-        let is_known = self.measure != Measure::Nothing || self.cycle_is_installed;
-        (!is_known || !self.installed.goes_on_as(&plan, taken.now)).then_some(plan)
+        let goes_on = match self.measure {
+            // Its slots are hashed to, not taken one after the other.
+            Measure::Hash => self.installed.slots == plan.slots,
+            _ => self.installed.goes_on_as(&plan, taken.now),
+        };
+        let is_known = !is_cycle || self.cycle_is_installed;
+        (!is_known || !goes_on).then_some(plan)
     }
 
     /// Takes note that a plan is now in the ring, with no slot taken.
@@ -244,15 +273,19 @@ impl Balance {
 
     fn question(&self, now: Monotonic, last: Option<BackendId>, taken: Taken) -> Question {
         let totals = self.totals(now);
-        let charge = self.charge(now, &totals);
-        let mut contenders: Vec<Contender> = self
-            .standings(now, &totals, charge)
-            .into_iter()
-            .map(|standing| Contender { n: standing.compared, weight: standing.weight, charge })
+        let standings = self.standings(now, &totals).into_iter().zip(&self.backends);
+        let mut contenders: Vec<Contender> = standings
+            .map(|(standing, backend)| Contender {
+                n: standing.compared,
+                weight: standing.weight,
+                charge: standing.charge,
+                room: backend.room(),
+            })
             .collect();
         for (id, picks) in self.installed.pending(taken) {
             if let Some(contender) = self.position(id).and_then(|place| contenders.get_mut(place)) {
-                contender.n = contender.n.plus(charge.times(picks));
+                contender.n = contender.n.plus(contender.charge.times(picks));
+                contender.room = contender.room.saturating_sub(picks);
             }
         }
         let turns = match self.weights().filter(|weight| *weight > 0).count() {
@@ -265,17 +298,70 @@ impl Balance {
 
     fn plan_loads(&self, question: Question) -> Plan {
         let Question { contenders, last, length, .. } = question;
-        let picks = fill(&contenders, last.and_then(|last| self.position(last)), length);
-        Plan::new(self.ids(picks), last, 0)
+        let mut after = last.and_then(|last| self.position(last));
+        let mut picks = Vec::new();
+        // The backups come where no other has room left.
+        for is_backup in [false, true] {
+            let tier: Vec<Contender> = contenders
+                .iter()
+                .zip(&self.backends)
+                .map(|(contender, backend)| match backend.member.is_backup == is_backup {
+                    true => *contender,
+                    false => Contender { weight: 0, ..*contender },
+                })
+                .collect();
+            let more = length - picks.len();
+            if more > 0 {
+                picks.extend(fill(&tier, after, more));
+                after = picks.last().copied().or(after);
+            }
+        }
+        let mut slots = self.ids(picks);
+        if !slots.is_empty() {
+            slots.resize(length, NOBODY);
+        }
+        Plan::new(slots, last, 0)
+    }
+
+    fn plan_table(&mut self) -> Plan {
+        let weights = self.weights_now();
+        if !self.cycle_is_installed || self.cycle_of != weights {
+            let candidates: Vec<_> = self
+                .backends
+                .iter()
+                .zip(&weights)
+                .map(|(backend, weight)| maglev::Candidate {
+                    identity: backend.member.identity,
+                    weight: *weight,
+                })
+                .collect();
+            self.cycle = self.ids(maglev::table(&candidates));
+            self.cycle_of = weights;
+        }
+        Plan::new(self.cycle.clone(), None, 0)
+    }
+
+    /// The weights of those who may take a flow now: neither full, nor a backup while another can.
+    ///
+    /// For methods that do not look forward: one that fills up within a tick takes more until the next.
+    fn weights_now(&self) -> Vec<u8> {
+        let can = |backend: &&Backend| backend.member.weight > 0 && backend.room() > 0;
+        let is_backup = !self.backends.iter().filter(can).any(|backend| !backend.member.is_backup);
+        let weight = |backend: &Backend| match can(&backend) && backend.member.is_backup == is_backup {
+            true => backend.member.weight,
+            false => 0,
+        };
+        self.backends.iter().map(weight).collect()
     }
 
     fn plan_turns(&mut self, last: Option<BackendId>, taken: u64) -> Plan {
-        let turn = if self.cycle_is_installed {
+        let weights = self.weights_now();
+        let turn = if self.cycle_is_installed && self.cycle_of == weights {
             self.installed.turn_after(taken)
         } else {
-            let weights: Vec<u8> = self.weights().collect();
             let origin = last.and_then(|last| self.position(last)).map_or(0, |last| last + 1);
             self.cycle = self.ids(cycle(&weights, origin));
+            self.cycle_of = weights;
             0
         };
         let turn = turn.checked_rem(self.cycle.len()).unwrap_or(0);
@@ -302,14 +388,14 @@ impl Balance {
     }
 
     fn weights(&self) -> impl Iterator<Item = u8> + Clone {
-        self.backends.iter().map(|backend| backend.weight)
+        self.backends.iter().map(|backend| backend.member.weight)
     }
 
     fn totals(&self, now: Monotonic) -> Vec<Totals> {
         self.backends.iter().map(|backend| backend.window.totals(now)).collect()
     }
 
-    /// What a pick is charged: what one flow brings within the window, or until that has been learned, the mean.
+    /// What a pick is charged of traffic: what one flow brings within the window, or until that has been learned, the mean.
     ///
     /// In the first window only what young flows bring has been learned, and the larger of the two counts.
     fn charge(&self, now: Monotonic, totals: &[Totals]) -> Load {
@@ -322,41 +408,50 @@ impl Balance {
     }
 
     fn position(&self, id: BackendId) -> Option<usize> {
-        self.backends.iter().position(|backend| backend.id == id)
+        self.backends.iter().position(|backend| backend.member.id == id)
     }
 
     fn ids(&self, picks: Vec<usize>) -> Vec<BackendId> {
-        picks.into_iter().filter_map(|pick| self.backends.get(pick)).map(|backend| backend.id).collect()
+        picks
+            .into_iter()
+            .filter_map(|pick| self.backends.get(pick))
+            .map(|backend| backend.member.id)
+            .collect()
     }
 }
 
 impl Measure {
+    const fn by(method: Method) -> Measure {
+        match method {
+            Method::LeastPackets => Measure::Packets,
+            Method::LeastBandwidth => Measure::Bytes,
+            Method::LeastRequest => Measure::Requests,
+            Method::LeastResponseTime => Measure::ResponseTime,
+            Method::RoundRobin => Measure::Turns,
+            Method::SourceHash | Method::Maglev => Measure::Hash,
+        }
+    }
+
+    /// Whether it is what flows carry over their lives.
+    const fn is_traffic(self) -> bool {
+        matches!(self, Measure::Packets | Measure::Bytes)
+    }
+
     const fn of(self, traffic: Traffic) -> u64 {
         match self {
             Measure::Packets => traffic.packets,
             Measure::Bytes => traffic.bytes,
-            Measure::Nothing => 0,
+            Measure::Requests | Measure::ResponseTime | Measure::Turns | Measure::Hash => 0,
         }
     }
 }
 
 impl Backend {
-    const fn member(&self) -> Member {
-        Member { id: self.id, weight: self.weight }
+    /// How many more flows it may take.
+    fn room(&self) -> u64 {
+        self.member.max_active.map_or(u64::MAX, |most| u64::from(most).saturating_sub(self.active))
     }
 }
-
-/// The method compares what nothing counts yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotLive(pub Method);
-
-impl fmt::Display for NotLive {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the method `{}` is not built yet", self.0)
-    }
-}
-
-impl Error for NotLive {}
 
 #[cfg(test)]
 mod tests;

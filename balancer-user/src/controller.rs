@@ -5,19 +5,22 @@ use std::{collections::BTreeMap, net::Ipv4Addr, ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, STAMP_SHIFT, Service,
-    ServiceId, ServiceKey, TIMEOUT_SHIFT, Traffic, ability, answer, flags, role,
+    AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, ResponseTimes,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey, TIMEOUT_SHIFT, Traffic, ability, answer, flags, option,
+    role, selector,
 };
 use bytemuck::Zeroable as _;
 
 use crate::{
-    api::{AttachedMode, BackendState, BackendStatus, InterfaceStatus, ServiceStatus, Status},
+    api::{AttachedMode, BackendState, BackendStatus, InterfaceStatus, ResponseTime, ServiceStatus, Status},
     balance::{Balance, Member, Observation, Taken},
     clock::Monotonic,
-    config::{self, Config, Refusal},
+    config::{self, Config, Refusal, Requests},
     datapath::Datapath,
+    method::Method,
     network::{Network, port_hop},
-    window::difference,
+    responses::Histogram,
+    window::{Growth as _, Window, difference},
 };
 
 /// How often a ring is planned again when flows took slots of the old one meanwhile, before it is switched anyway.
@@ -34,6 +37,8 @@ pub struct Controller {
     backends: Vec<LiveBackend>,
     /// The cells of the counters as last read, `cpus` for each backend.
     cells: Vec<BackendCounters>,
+    /// The response times as last read, `cpus` for each backend; none if no service follows exchanges.
+    response_times: Vec<ResponseTimes>,
     /// The age profiles as last read, `cpus` for each service.
     profiles: Vec<AgeProfile>,
     /// The roles of addresses as written.
@@ -53,7 +58,7 @@ struct LiveService {
 }
 
 /// What was counted for a backend since it was added.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct LiveBackend {
     traffic: Traffic,
     opened: u64,
@@ -61,6 +66,19 @@ struct LiveBackend {
     asked: u64,
     answered: u64,
     is_reachable: bool,
+    histogram: Option<Window<Histogram>>,
+}
+
+impl LiveBackend {
+    /// Flows that are open now.
+    const fn active(&self) -> u64 {
+        self.opened.saturating_sub(self.closed)
+    }
+
+    /// Requests that have no answer yet.
+    const fn awaiting(&self) -> u64 {
+        self.asked.saturating_sub(self.answered)
+    }
 }
 
 impl Controller {
@@ -71,18 +89,22 @@ impl Controller {
         let mut backends = Vec::new();
         for (id, service) in config.services.iter().enumerate() {
             let id = ServiceId::try_from(id).context("number the services")?;
-            let mut balance = Balance::new(service.method, config.daemon.window)?;
+            let mut balance = Balance::new(service.method, config.daemon.window);
             balance.set_slow_start(service.slow_start);
             let live =
                 LiveService { id, balance, ids: backends.len()..backends.len() + service.backends.len() };
             for backend in &service.backends {
-                write_backend(&mut datapath, backends.len(), backend, service.protocol)?;
-                backends.push(LiveBackend::default());
+                write_backend(&mut datapath, backends.len(), backend, id, service.protocol)?;
+                let histogram = follows_exchanges(service).then(|| Window::new(now, config.daemon.window));
+                backends.push(LiveBackend { histogram, ..LiveBackend::default() });
             }
             write_service(&mut datapath, id, service, &config.daemon)?;
             services.push(live);
         }
         let cells = vec![BackendCounters::default(); backends.len() * datapath.cpus()];
+        let is_followed = config.services.iter().any(follows_exchanges);
+        let response_times =
+            if is_followed { vec![ResponseTimes::default(); cells.len()] } else { Vec::new() };
         let profiles = vec![AgeProfile::zeroed(); services.len() * datapath.cpus()];
         Ok(Controller {
             datapath,
@@ -90,6 +112,7 @@ impl Controller {
             services,
             backends,
             cells,
+            response_times,
             profiles,
             roles: BTreeMap::new(),
             sweep_from: 0,
@@ -146,6 +169,9 @@ impl Controller {
         for (live, service) in self.services.iter_mut().zip(&self.config.services) {
             let members = service.backends.iter().zip(live.ids.clone()).map(|(backend, id)| Member {
                 id: id as BackendId,
+                identity: identity(backend),
+                is_backup: backend.backup,
+                max_active: backend.max_active,
                 weight: match self.backends.get(id) {
                     Some(live) if live.is_reachable => backend.weight.get(),
                     _ => 0,
@@ -194,8 +220,10 @@ impl Controller {
                 sum.traffic.packets += more.traffic.packets;
                 sum.traffic.bytes += more.traffic.bytes;
                 sum.opened += more.opened;
+                (sum.active, sum.requests) = (more.active, more.requests);
             }
         }
+        self.read_response_times(now, &mut observations)?;
         let ages = self.read_profiles()?;
         for ((service, counted), ages) in self.services.iter_mut().zip(counted).zip(ages) {
             let own = observations.get(service.ids.clone()).unwrap_or_default();
@@ -237,9 +265,49 @@ impl Controller {
             backend.traffic.packets = backend.traffic.packets.wrapping_add(observation.traffic.packets);
             backend.traffic.bytes = backend.traffic.bytes.wrapping_add(observation.traffic.bytes);
             backend.opened += observation.opened;
+            observation.active = backend.active();
+            observation.requests = backend.active();
             observations.push((id as BackendId, observation));
         }
+        for (service, live) in self.config.services.iter().zip(&self.services) {
+            if service.requests == Requests::Exchange {
+                let own = observations.get_mut(live.ids.clone()).unwrap_or_default();
+                for ((_, observation), backend) in own.iter_mut().zip(&self.backends[live.ids.clone()]) {
+                    observation.requests = backend.awaiting();
+                }
+            }
+        }
         Ok(observations)
+    }
+
+    /// Adds what the response times have grown by since they were last read.
+    fn read_response_times(
+        &mut self,
+        now: Monotonic,
+        observations: &mut [(BackendId, Observation)],
+    ) -> Result<()> {
+        if self.response_times.is_empty() {
+            return Ok(());
+        }
+        let cpus = self.datapath.cpus();
+        let cells = self.datapath.read_response_times(self.backends.len())?;
+        let of_backends = cells.chunks(cpus).zip(self.response_times.chunks_mut(cpus));
+        for (((new, old), backend), (_, observation)) in of_backends.zip(&mut self.backends).zip(observations)
+        {
+            let mut answers = Histogram::ZERO;
+            for (new, old) in new.iter().zip(old) {
+                observation.responses.sum += difference(old.sum, new.sum);
+                observation.responses.count += difference(old.count, new.count);
+                for ((sum, new), old) in answers.0.iter_mut().zip(new.histogram).zip(old.histogram) {
+                    *sum = sum.saturating_add(u32::try_from(difference(old, new)).unwrap_or(u32::MAX));
+                }
+                *old = *new;
+            }
+            if let Some(histogram) = &mut backend.histogram {
+                histogram.push(now, answers);
+            }
+        }
+        Ok(())
     }
 
     /// What each service's flows have carried since this was last read, by their age.
@@ -317,7 +385,17 @@ impl Controller {
             address: backend.address.into(),
             weight: backend.weight.get(),
             state: if counted.is_reachable { BackendState::Up } else { BackendState::Unreachable },
-            active: counted.opened.saturating_sub(counted.closed),
+            active: counted.active(),
+            awaiting: counted.histogram.as_ref().map(|_| counted.awaiting()),
+            response_time: counted.histogram.as_ref().and_then(|histogram| {
+                let histogram = histogram.totals(now);
+                Some(ResponseTime {
+                    answers: score.responses.count,
+                    mean_ms: score.responses.mean()?.in_micros() as f64 / 1e6,
+                    p50_ms: histogram.quantile(0.5)?,
+                    p99_ms: histogram.quantile(0.99)?,
+                })
+            }),
             packets: counted.traffic.packets,
             bytes: counted.traffic.bytes,
             window_packets: score.window.traffic.packets,
@@ -349,16 +427,23 @@ fn select(datapath: &mut Datapath, service: &mut LiveService, now: Monotonic, co
     }
 }
 
+/// What tells a backend from others, on every balancer alike: its address and port.
+fn identity(backend: &config::Backend) -> u64 {
+    u64::from(u32::from(*backend.address.ip())) << 16 | u64::from(backend.address.port())
+}
+
 fn write_backend(
     datapath: &mut Datapath,
     id: usize,
     backend: &config::Backend,
+    service: ServiceId,
     protocol: config::Protocol,
 ) -> Result<()> {
     let id = BackendId::try_from(id).context("number the backends")?;
     let value = Backend {
         address: backend.address.ip().octets(),
         port: backend.address.port().to_be_bytes(),
+        service,
         abilities: ability::SERVE | ability::TAKE,
         ..Backend::default()
     };
@@ -381,11 +466,24 @@ fn write_service(
         half_open_timeout: timeout(daemon.half_open_timeout),
         closing_timeout: timeout(daemon.closing_timeout),
         answers: answers(service),
+        selector: match service.method {
+            Method::SourceHash => selector::SOURCE,
+            Method::Maglev => selector::FLOW,
+            _ => selector::NEXT,
+        },
+        options: if follows_exchanges(service) { option::EXCHANGES } else { 0 },
+        persistence_prefix: service.persistence.map_or(0, |persistence| persistence.mask),
+        persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
         ..Service::default()
     };
     let key = service.key();
     let name = &service.name;
     datapath.set_service(&key, &value).with_context(|| format!("write service {name} into its map"))
+}
+
+/// Whether the method compares what only requests and their answers show.
+fn follows_exchanges(service: &config::Service) -> bool {
+    service.method == Method::LeastResponseTime || service.requests == Requests::Exchange
 }
 
 /// Which refused packets the program answers.

@@ -13,24 +13,30 @@ pub struct Contender {
     pub weight: u32,
     /// What one pick adds to N.
     pub charge: Load,
+    /// How many picks it may get.
+    pub room: u64,
 }
 
-/// The next `length` picks, as positions in configured order; none if nobody may be picked.
+impl Contender {
+    /// Whether it may be picked.
+    const fn is_eligible(&self) -> bool {
+        self.weight > 0 && self.room > 0
+    }
+}
+
+/// The next `length` picks, as positions in configured order; fewer if nobody may be picked any more.
 ///
 /// N / weight is compared exactly. All loads are brought to a common multiple of the weights once, so that a pick costs
 /// one pass over plain integers; only distances between them matter, which mostly fit into 64 bits. Where
 /// not even 128 bits hold them (many large weights without common divisors), fractions are cross-multiplied.
 pub fn fill(contenders: &[Contender], last: Option<usize>, length: usize) -> Vec<usize> {
     let first = last.map_or(0, |last| last + 1);
-    if contenders.iter().all(|contender| contender.weight == 0) {
-        return Vec::new();
-    }
     let Some(scaled) = Scaled::new(contenders, length) else {
         return cross_multiplied(contenders.to_vec(), first, length);
     };
     match scaled.narrow() {
-        Some((keys, charges)) => picks(keys, &charges, u64::MAX, first, length),
-        None => picks(scaled.keys, &scaled.charges, u128::MAX, first, length),
+        Some((keys, charges)) => picks(contenders, keys, &charges, u64::MAX, first, length),
+        None => picks(contenders, scaled.keys, &scaled.charges, u128::MAX, first, length),
     }
 }
 
@@ -45,7 +51,7 @@ struct Scaled {
 impl Scaled {
     /// `None` if they don't fit.
     fn new(contenders: &[Contender], length: usize) -> Option<Scaled> {
-        let eligible = || contenders.iter().filter(|contender| contender.weight > 0);
+        let eligible = || contenders.iter().filter(|contender| contender.is_eligible());
         let multiple =
             eligible().try_fold(1u64, |multiple, each| common_multiple(multiple, each.weight.into()))?;
         let (mut keys, mut charges) = (Vec::with_capacity(contenders.len()), Vec::new());
@@ -53,7 +59,7 @@ impl Scaled {
         let (mut lowest, mut highest, mut steepest) = (u128::MAX, 0, 0u128);
         for each in contenders {
             let (mut key, mut charge) = (u128::MAX, 0);
-            if each.weight > 0 {
+            if each.is_eligible() {
                 let factor = u128::from(multiple / u64::from(each.weight));
                 (key, charge) =
                     (each.n.parts().checked_mul(factor)?, each.charge.parts().checked_mul(factor)?);
@@ -64,10 +70,10 @@ impl Scaled {
             keys.push(key);
             charges.push(charge);
         }
-        for (key, _) in keys.iter_mut().zip(contenders).filter(|(_, each)| each.weight > 0) {
+        for (key, _) in keys.iter_mut().zip(contenders).filter(|(_, each)| each.is_eligible()) {
             *key -= lowest;
         }
-        let limit = steepest.checked_mul(length as u128)?.checked_add(highest - lowest)?;
+        let limit = steepest.checked_mul(length as u128)?.checked_add(highest.saturating_sub(lowest))?;
         (limit < u128::MAX).then_some(Scaled { keys, charges, limit })
     }
 
@@ -80,6 +86,7 @@ impl Scaled {
 }
 
 fn picks<Key: Copy + Ord + Add<Output = Key>>(
+    contenders: &[Contender],
     mut keys: Vec<Key>,
     charges: &[Key],
     never: Key,
@@ -87,6 +94,7 @@ fn picks<Key: Copy + Ord + Add<Output = Key>>(
     length: usize,
 ) -> Vec<usize> {
     let mut picks = Vec::with_capacity(length);
+    let mut rooms: Vec<u64> = contenders.iter().map(|contender| contender.room).collect();
     for _ in 0..length {
         let (before, from) = keys.split_at(first.min(keys.len()));
         let (mut pick, mut lowest) = (0, never);
@@ -98,7 +106,11 @@ fn picks<Key: Copy + Ord + Add<Output = Key>>(
                 }
             }
         }
-        keys[pick] = lowest + charges[pick];
+        if lowest == never {
+            break;
+        }
+        rooms[pick] -= 1;
+        keys[pick] = if rooms[pick] == 0 { never } else { lowest + charges[pick] };
         picks.push(pick);
         first = pick + 1;
     }
@@ -110,7 +122,7 @@ fn cross_multiplied(mut contenders: Vec<Contender>, mut first: usize, length: us
     for _ in 0..length {
         let (before, from) = contenders.split_at(first.min(contenders.len()));
         let in_turn = (before.len()..).zip(from).chain((0..).zip(before));
-        let lowest = in_turn.filter(|(_, each)| each.weight > 0).reduce(|lowest, other| {
+        let lowest = in_turn.filter(|(_, each)| each.is_eligible()).reduce(|lowest, other| {
             match other.1.n.cmp_weighted(other.1.weight, lowest.1.n, lowest.1.weight) {
                 Ordering::Less => other,
                 Ordering::Equal | Ordering::Greater => lowest,
@@ -118,6 +130,7 @@ fn cross_multiplied(mut contenders: Vec<Contender>, mut first: usize, length: us
         });
         let Some((pick, _)) = lowest else { break };
         contenders[pick].n = contenders[pick].n.plus(contenders[pick].charge);
+        contenders[pick].room -= 1;
         picks.push(pick);
         first = pick + 1;
     }
@@ -140,7 +153,7 @@ mod tests {
     use crate::schedule::{Candidate, Schedule};
 
     fn contender(n: u64, weight: u32) -> Contender {
-        Contender { n: Load::units(n), weight, charge: Load::ONE }
+        Contender { n: Load::units(n), weight, charge: Load::ONE, room: u64::MAX }
     }
 
     #[test]
@@ -178,7 +191,7 @@ mod tests {
                 .collect();
             let contenders: Vec<_> = candidates
                 .iter()
-                .map(|each| Contender { n: each.n, weight: each.weight.into(), charge: each.charge })
+                .map(|each| Contender { n: each.n, weight: each.weight.into(), charge: each.charge, room: u64::MAX })
                 .collect();
             let expected: Vec<_> = Schedule::new(candidates, last).take(60).map(|step| step.pick).collect();
             prop_assert_eq!(fill(&contenders, last, 60), expected);

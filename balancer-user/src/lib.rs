@@ -20,6 +20,7 @@ pub mod netlink;
 pub mod network;
 pub mod openings;
 pub mod profile;
+pub mod responses;
 pub mod rotation;
 pub mod schedule;
 pub mod simulate;

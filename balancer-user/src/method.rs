@@ -18,19 +18,23 @@ pub enum Method {
     LeastResponseTime,
     /// In turn, by weight, whatever they carry.
     RoundRobin,
+    /// By a consistent hash of the client's address (Maglev).
+    SourceHash,
+    /// By a consistent hash of addresses, ports and protocol (Maglev).
+    Maglev,
 }
 
 impl Method {
     /// Every method.
-    pub const ALL: [Method; 5] = [
+    pub const ALL: [Method; 7] = [
         Method::LeastPackets,
         Method::LeastBandwidth,
         Method::LeastRequest,
         Method::LeastResponseTime,
         Method::RoundRobin,
+        Method::SourceHash,
+        Method::Maglev,
     ];
-    /// The methods that the counters can feed today: only these may stand in a configuration.
-    pub const LIVE: [Method; 3] = [Method::LeastPackets, Method::LeastBandwidth, Method::RoundRobin];
 
     /// The name in configurations, on the command line and in JSON.
     pub const fn name(self) -> &'static str {
@@ -40,12 +44,19 @@ impl Method {
             Method::LeastRequest => "least-request",
             Method::LeastResponseTime => "least-response-time",
             Method::RoundRobin => "round-robin",
+            Method::SourceHash => "source-hash",
+            Method::Maglev => "maglev",
         }
     }
 
-    /// Whether the method is one of `LIVE`.
-    pub fn is_live(self) -> bool {
-        Self::LIVE.contains(&self)
+    /// Whether it compares active requests.
+    pub const fn counts_requests(self) -> bool {
+        matches!(self, Method::LeastRequest | Method::LeastResponseTime)
+    }
+
+    /// Whether the backend follows from a hash: nothing is compared.
+    pub const fn is_hash(self) -> bool {
+        matches!(self, Method::SourceHash | Method::Maglev)
     }
 }
 
@@ -98,14 +109,7 @@ mod tests {
         assert_eq!(
             "least".parse::<Method>().unwrap_err().to_string(),
             "unknown method `least`, expected one of `least-packets`, `least-bandwidth`, `least-request`, \
-             `least-response-time`, `round-robin`"
+             `least-response-time`, `round-robin`, `source-hash`, `maglev`"
         );
-    }
-
-    #[test]
-    fn methods_without_counters_are_not_live() {
-        let live: Vec<_> = Method::ALL.into_iter().filter(|method| method.is_live()).collect();
-        assert_eq!(live, Method::LIVE);
-        assert!(!Method::LeastRequest.is_live() && !Method::LeastResponseTime.is_live());
     }
 }

@@ -28,6 +28,18 @@ pub const fn difference(old: u64, new: u64) -> u64 {
     }
 }
 
+/// What a window adds up.
+pub trait Growth: Copy + PartialEq {
+    /// Nothing counted.
+    const ZERO: Self;
+    /// Both together.
+    fn plus(self, other: Self) -> Self;
+    /// What is left without `other`, which is a part of it.
+    fn minus(self, other: Self) -> Self;
+    /// The part that falls into the piece `index` of `count` equal ones; the pieces add up exactly.
+    fn piece(self, index: u64, count: u64) -> Self;
+}
+
 /// What was counted within a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -37,12 +49,10 @@ pub struct Totals {
     pub opened: u64,
 }
 
-impl Totals {
-    /// Nothing counted.
-    pub const ZERO: Totals = Totals { traffic: Traffic { packets: 0, bytes: 0 }, opened: 0 };
+impl Growth for Totals {
+    const ZERO: Totals = Totals { traffic: Traffic { packets: 0, bytes: 0 }, opened: 0 };
 
-    /// Both together.
-    pub const fn plus(self, other: Totals) -> Totals {
+    fn plus(self, other: Totals) -> Totals {
         Totals {
             traffic: Traffic {
                 packets: self.traffic.packets.wrapping_add(other.traffic.packets),
@@ -52,7 +62,7 @@ impl Totals {
         }
     }
 
-    const fn minus(self, other: Totals) -> Totals {
+    fn minus(self, other: Totals) -> Totals {
         Totals {
             traffic: Traffic {
                 packets: self.traffic.packets.wrapping_sub(other.traffic.packets),
@@ -62,13 +72,8 @@ impl Totals {
         }
     }
 
-    /// The part of `self` that falls into the piece `index` of `count` equal ones; the pieces add up exactly.
     fn piece(self, index: u64, count: u64) -> Totals {
-        let part = |value: u64| {
-            let until = |piece: u64| u128::from(value) * u128::from(piece) / u128::from(count);
-            // Both are at most `value`.
-            (until(index + 1) - until(index)) as u64
-        };
+        let part = |value| piece(value, index, count);
         Totals {
             traffic: Traffic { packets: part(self.traffic.packets), bytes: part(self.traffic.bytes) },
             opened: part(self.opened),
@@ -76,43 +81,49 @@ impl Totals {
     }
 }
 
+/// The part of `value` that falls into the piece `index` of `count` equal ones; the pieces add up exactly.
+pub fn piece(value: u64, index: u64, count: u64) -> u64 {
+    let until = |piece: u64| u128::from(value) * u128::from(piece) / u128::from(count);
+    // Both are at most `value`.
+    (until(index + 1) - until(index)) as u64
+}
+
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct Sample<T> {
     at: Monotonic,
-    growth: Totals,
+    growth: T,
 }
 
 /// The growth of one backend's counters over a span of time that moves with the clock.
 ///
 /// A sample counts until it is as old as the span, never longer.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct Window<T = Totals> {
     span: Duration,
     start: Monotonic,
     /// When the last growth was pushed: what comes next happened after it.
     last: Monotonic,
-    samples: VecDeque<Sample>,
+    samples: VecDeque<Sample<T>>,
     /// When the first of them happened: while that is young, nothing else need be fetched into the cache.
     oldest: Option<Monotonic>,
-    sum: Totals,
+    sum: T,
 }
 
-impl Window {
+impl<T: Growth> Window<T> {
     /// An empty window whose history starts now.
-    pub const fn new(now: Monotonic, span: Duration) -> Window {
-        Window { span, start: now, last: now, samples: VecDeque::new(), oldest: None, sum: Totals::ZERO }
+    pub const fn new(now: Monotonic, span: Duration) -> Window<T> {
+        Window { span, start: now, last: now, samples: VecDeque::new(), oldest: None, sum: T::ZERO }
     }
 
     /// Adds what was counted since the last push (or since the window's start).
     ///
     /// When that is long ago (late or missed ticks) the growth is spread evenly over the time that it really took.
-    pub fn push(&mut self, now: Monotonic, traffic: Traffic, opened: u64) {
+    pub fn push(&mut self, now: Monotonic, growth: T) {
         let now = now.max(self.last);
         let elapsed = now.since(self.last);
         self.last = now;
         self.forget(now);
-        let growth = Totals { traffic, opened };
-        if growth == Totals::ZERO {
+        if growth == T::ZERO {
             return;
         }
         let piece = (self.span / COARSEST).max(Duration::from_nanos(1));
@@ -130,7 +141,7 @@ impl Window {
     }
 
     /// What was counted in the span that ends now.
-    pub fn totals(&self, now: Monotonic) -> Totals {
+    pub fn totals(&self, now: Monotonic) -> T {
         if !self.is_old(self.oldest, now) {
             return self.sum;
         }
@@ -139,10 +150,10 @@ impl Window {
     }
 
     /// The part of `totals` that was counted until `moment`.
-    pub fn totals_until(&self, moment: Monotonic, now: Monotonic) -> Totals {
+    pub fn totals_until(&self, moment: Monotonic, now: Monotonic) -> T {
         let young = self.samples.iter().skip_while(|sample| now.since(sample.at) >= self.span);
         let early = young.take_while(|sample| sample.at <= moment);
-        early.fold(Totals::ZERO, |sum, sample| sum.plus(sample.growth))
+        early.fold(T::ZERO, |sum, sample| sum.plus(sample.growth))
     }
 
     /// How much of the span the window can know about: the time since its start, at most the span.
@@ -159,7 +170,7 @@ impl Window {
         sample.is_some_and(|at| now.since(at) >= self.span)
     }
 
-    fn add(&mut self, at: Monotonic, growth: Totals) {
+    fn add(&mut self, at: Monotonic, growth: T) {
         self.sum = self.sum.plus(growth);
         self.oldest.get_or_insert(at);
         match self.samples.back_mut() {
@@ -202,6 +213,10 @@ mod tests {
         Traffic { packets, bytes: packets * 100 }
     }
 
+    fn grown(traffic: Traffic, opened: u64) -> Totals {
+        Totals { traffic, opened }
+    }
+
     #[test]
     fn a_counter_grows_wraps_resets_or_is_not_believed() {
         let high = u64::MAX - 1000;
@@ -224,8 +239,8 @@ mod tests {
     #[test]
     fn a_sample_counts_until_it_is_as_old_as_the_span() {
         let mut window = Window::new(at(0), SPAN);
-        window.push(at(100), packets(3), 1);
-        window.push(at(1_000), packets(4), 2);
+        window.push(at(100), grown(packets(3), 1));
+        window.push(at(1_000), grown(packets(4), 2));
         let seven = Totals { traffic: Traffic { packets: 7, bytes: 700 }, opened: 3 };
         assert_eq!(window.totals_until(at(999), at(1_000)).opened, 1);
         assert_eq!(window.totals_until(at(1_000), at(1_000)).opened, 3);
@@ -235,7 +250,7 @@ mod tests {
         assert_eq!(window.totals(at(14_099)), seven);
         assert_eq!(window.totals(at(14_100)), four);
         assert_eq!(window.totals(at(15_000)), Totals::ZERO);
-        window.push(at(14_100), packets(0), 0);
+        window.push(at(14_100), grown(packets(0), 0));
         assert_eq!(window.totals(at(14_100)), four);
         assert_eq!(window.samples.len(), 1);
     }
@@ -243,7 +258,7 @@ mod tests {
     #[test]
     fn growth_of_a_late_tick_is_spread_over_the_time_it_took() {
         let mut window = Window::new(at(0), SPAN);
-        window.push(at(5_000), packets(50), 10);
+        window.push(at(5_000), grown(packets(50), 10));
         assert_eq!(window.totals(at(5_000)).traffic.packets, 50);
         assert_eq!(window.totals(at(15_000)).traffic.packets, 40);
         assert_eq!(window.totals(at(17_999)).traffic.packets, 20);
@@ -253,13 +268,13 @@ mod tests {
     #[test]
     fn a_stall_longer_than_the_span_leaves_only_the_span() {
         let mut window = Window::new(at(0), SPAN);
-        window.push(at(28_000), packets(2_800), 28);
+        window.push(at(28_000), grown(packets(2_800), 28));
         assert_eq!(
             window.totals(at(28_000)),
             Totals { traffic: Traffic { packets: 1_400, bytes: 140_000 }, opened: 14 }
         );
         let year = 365 * 86_400_000;
-        window.push(at(28_000 + year), packets(year / 1000), 0);
+        window.push(at(28_000 + year), grown(packets(year / 1000), 0));
         assert_eq!(window.totals(at(28_000 + year)).traffic.packets, 14);
         assert_eq!(window.samples.len(), 14);
     }
@@ -268,7 +283,7 @@ mod tests {
     fn fast_ticks_keep_memory_bounded_and_never_prolong_a_sample() {
         let mut window = Window::new(at(0), SPAN);
         for tick in 1..=40_000 {
-            window.push(at(tick), packets(1), 0);
+            window.push(at(tick), grown(packets(1), 0));
             assert!(window.samples.len() <= 257);
             assert!(window.totals(at(tick)).traffic.packets <= 14_000);
         }
@@ -277,7 +292,7 @@ mod tests {
 
     #[test]
     fn history_grows_up_to_the_span() {
-        let window = Window::new(at(0), SPAN);
+        let window: Window = Window::new(at(0), SPAN);
         assert_eq!(window.history(at(0)), Duration::ZERO);
         assert_eq!(window.history(at(3_000)), Duration::from_secs(3));
         assert_eq!(window.history(at(90_000)), SPAN);
@@ -293,7 +308,7 @@ mod tests {
             let mut kept = Vec::new();
             for (step, count) in pushes {
                 time += step;
-                window.push(at(time), packets(count), count / 2);
+                window.push(at(time), grown(packets(count), count / 2));
                 kept.push((time, count));
             }
             let young = kept.iter().filter(|(pushed, _)| time + later - pushed < 14_000);
@@ -304,8 +319,8 @@ mod tests {
         #[test]
         fn nothing_is_lost_or_made_by_spreading(elapsed in 0u64..13_999, count in 0u64..1 << 48) {
             let mut window = Window::new(at(0), SPAN);
-            window.push(at(elapsed), Traffic { packets: count, bytes: count }, count);
-            let all = Totals { traffic: Traffic { packets: count, bytes: count }, opened: count };
+            let all = grown(Traffic { packets: count, bytes: count }, count);
+            window.push(at(elapsed), all);
             prop_assert_eq!(window.totals(at(elapsed)), all);
         }
     }

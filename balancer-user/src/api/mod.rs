@@ -8,7 +8,8 @@ mod server;
 mod socket;
 
 pub use model::{
-    AttachedMode, BackendState, BackendStatus, InterfaceStatus, STATUS_PATH, ServiceStatus, Status,
+    AttachedMode, BackendState, BackendStatus, InterfaceStatus, ResponseTime, STATUS_PATH, ServiceStatus,
+    Status,
 };
 pub use server::Server;
 

@@ -55,6 +55,12 @@ pub struct BackendStatus {
     pub state: BackendState,
     /// Live flows.
     pub active: u64,
+    /// Flows whose client waits for an answer; only where the service follows that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub awaiting: Option<u64>,
+    /// How long answers took within the window; only where the service follows that, and there were any.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub response_time: Option<ResponseTime>,
     /// Packets since the backend was added.
     pub packets: u64,
     /// Bytes since the backend was added.
@@ -75,6 +81,22 @@ pub struct BackendStatus {
     /// Its share of the selection ring, 0 to 1, to four decimals.
     #[serde(serialize_with = "four_decimals")]
     pub share: f64,
+}
+
+/// How long the answers of a backend took (time to first byte), in milliseconds, to three decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResponseTime {
+    /// How many there were.
+    pub answers: u64,
+    /// Their mean.
+    #[serde(serialize_with = "three_decimals")]
+    pub mean_ms: f64,
+    /// Half of them took no longer, exact to a factor of two.
+    #[serde(serialize_with = "three_decimals")]
+    pub p50_ms: f64,
+    /// 99 of 100 took no longer, exact to a factor of two.
+    #[serde(serialize_with = "three_decimals")]
+    pub p99_ms: f64,
 }
 
 /// Whether a backend can be reached.
@@ -128,6 +150,10 @@ fn two_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::
     serializer.serialize_f64((number * 100.0).round() / 100.0)
 }
 
+fn three_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((number * 1000.0).round() / 1000.0)
+}
+
 fn two_decimals_if_any<S: Serializer>(number: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
     match number {
         Some(number) => two_decimals(number, serializer),
@@ -151,6 +177,13 @@ pub(crate) mod tests {
             weight,
             state: if weight == 0 { BackendState::Unreachable } else { BackendState::Up },
             active: 3,
+            awaiting: (weight > 0).then_some(2),
+            response_time: (weight > 0).then_some(ResponseTime {
+                answers: 5,
+                mean_ms: 1.234_56,
+                p50_ms: 1.0,
+                p99_ms: 2.0,
+            }),
             packets: 1000,
             bytes: 150_000_000,
             window_packets: 140,
@@ -186,7 +219,9 @@ pub(crate) mod tests {
                 "backends": [
                     {
                         "name": "web-11", "address": "10.0.0.11:8080", "weight": 2, "state": "up",
-                        "active": 3, "packets": 1000, "bytes": 150_000_000,
+                        "active": 3, "awaiting": 2,
+                        "response_time": { "answers": 5, "mean_ms": 1.235, "p50_ms": 1.0, "p99_ms": 2.0 },
+                        "packets": 1000, "bytes": 150_000_000,
                         "window_packets": 140, "window_bytes": 17_500_000,
                         "n": 46.67, "committed": 1.23, "nw": 233_333.33, "share": 0.3333
                     },

@@ -1,7 +1,7 @@
 use balancer_common::BackendId;
 
 use super::{Balance, Measure, standing::FULL};
-use crate::{clock::Monotonic, load::Load, window::Totals};
+use crate::{clock::Monotonic, load::Load, responses::Responses, window::Totals};
 
 /// Where a backend stands, for people to see.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,7 +10,8 @@ pub struct Score {
     pub id: BackendId,
     /// Its weight.
     pub weight: u8,
-    /// N as measured, in the method's unit (`least-bandwidth`: Mbit/s), two decimals; 0 for `round-robin`.
+    /// N as measured, in the method's unit (`least-bandwidth`: Mbit/s; `least-response-time`: requests × milliseconds), two
+    /// decimals; 0 for methods that measure nothing.
     pub n: f64,
     /// What its recent flows have yet to bring within the window, in the same unit, two decimals.
     pub committed: f64,
@@ -23,6 +24,8 @@ pub struct Score {
     pub share: f64,
     /// What was counted in the window.
     pub window: Totals,
+    /// The answers in the window, if the service follows them.
+    pub responses: Responses,
     /// Whether it is new among others that are not: N is filled up with what they carry.
     pub newcomer: bool,
 }
@@ -34,21 +37,22 @@ impl Balance {
         let micros = u64::try_from(self.span.as_micros()).unwrap_or(u64::MAX);
         let shown = |load: Load| match self.measure {
             Measure::Bytes => load.megabits_over(micros),
-            Measure::Packets | Measure::Nothing => load,
+            _ => load,
         };
         let totals = self.totals(now);
-        let standings = self.standings(now, &totals, self.charge(now, &totals));
+        let standings = self.standings(now, &totals);
         let each = self.backends.iter().zip(standings).zip(&totals);
         each.map(|((backend, standing), window)| Score {
-            id: backend.id,
-            weight: backend.weight,
+            id: backend.member.id,
+            weight: backend.member.weight,
             n: shown(standing.measured).shown(),
             committed: shown(standing.committed).shown(),
             nw: shown(standing.compared).times(u64::from(FULL)).shown_weighted(standing.weight),
             ramp: f64::from(standing.ramp) / f64::from(FULL),
-            share: slots.iter().filter(|slot| **slot == backend.id).count() as f64
+            share: slots.iter().filter(|slot| **slot == backend.member.id).count() as f64
                 / slots.len().max(1) as f64,
             window: *window,
+            responses: backend.responses.totals(now),
             newcomer: standing.newcomer,
         })
         .collect()

@@ -14,6 +14,10 @@ pub struct Backend {
     pub address: Endpoint,
     /// Its share of the new flows.
     pub weight: Weight,
+    /// It takes flows only while no other of the service can.
+    pub backup: bool,
+    /// With so many active flows it takes no more; `None` = without limit.
+    pub max_active: Option<u32>,
 }
 
 /// Share of the new flows: 1 to 100 against the other backends' weights, or 0 for none at all.
@@ -48,8 +52,10 @@ const BACKEND: Schema = Schema {
         Key::new("name", "name = \"web-1\""),
         Key::new("address", "address = \"10.0.0.11:8080\""),
         Key::new("weight", "weight = 1"),
+        Key::new("backup", "backup = false"),
+        Key::new("max-active", "max-active = 1000"),
     ],
-    later: &["backup", "max-active"],
+    later: &[],
 };
 
 /// What the backends of one service must not share.
@@ -85,6 +91,15 @@ impl Backend {
         let weights = value::integer(0..=u32::from(Weight::MAX));
         let weight = section.optional("weight", 1, weights, findings);
         let weight = weight.and_then(|number| u8::try_from(number).ok()).and_then(Weight::new);
-        Some(Backend { name: name?, address: address?, weight: weight? })
+        let backup = section.optional("backup", false, value::boolean, findings);
+        let limits = value::integer(1..=u32::MAX);
+        let max_active = section.optional("max-active", None, |value| limits(value).map(Some), findings);
+        Some(Backend {
+            name: name?,
+            address: address?,
+            weight: weight?,
+            backup: backup?,
+            max_active: max_active?,
+        })
     }
 }

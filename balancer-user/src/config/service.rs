@@ -24,10 +24,16 @@ pub struct Service {
     pub protocol: Protocol,
     /// How the backend of a new flow is chosen.
     pub method: Method,
+    /// What counts as an active request, for the methods that compare those.
+    pub requests: Requests,
     /// How packets get to the backends.
     pub forward: Forward,
     /// How long an established flow may be silent.
     pub idle_timeout: Duration,
+    /// How long flows may stay on a backend that takes no more, or can't be reached.
+    pub drain_timeout: Duration,
+    /// For how long a client's next flows go to the backend that it had; `None` = not at all.
+    pub persistence: Option<Persistence>,
     /// Over what time the share of a backend that is new among others grows from nothing to its weight.
     pub slow_start: Duration,
     /// What becomes of a new flow while no backend may take one.
@@ -113,6 +119,25 @@ impl fmt::Display for Forward {
     }
 }
 
+/// What counts as an active request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Requests {
+    /// Each open TCP connection, half-open ones too, and each live UDP flow.
+    Flow,
+    /// Each flow whose client has sent payload that the backend has not answered with payload yet.
+    Exchange,
+}
+
+/// By what a client is known again, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Persistence {
+    /// How many leading bits of its address count: 1 to 32.
+    pub mask: u8,
+    /// After this time without a new flow it is forgotten.
+    pub timeout: Duration,
+}
+
 /// What the sender of a refused packet gets to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -129,28 +154,24 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("address", "address = \"192.0.2.10:80\""),
         Key::new("protocol", "protocol = \"tcp\""),
         Key::new("method", "method = \"least-packets\""),
+        Key::new("requests", "requests = \"flow\""),
         Key::new("forward", "forward = \"nat\""),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
+        Key::new("drain-timeout", "drain-timeout = \"60s\""),
+        Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("no-backend", "no-backend = \"reject\""),
         Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &[
-        "advertise",
-        "drain-timeout",
-        "health",
-        "one-packet",
-        "persistence",
-        "requests",
-        "rtsp-nat",
-        "snat",
-        "snat-addresses",
-        "snat-ports",
-    ],
+    later: &["advertise", "health", "one-packet", "rtsp-nat", "snat", "snat-addresses", "snat-ports"],
 };
 
-const METHODS_LATER: &[&str] = &["least-request", "least-response-time", "source-hash", "maglev"];
+const PERSISTENCE: Schema = Schema {
+    title: "persistence",
+    keys: &[Key::new("mask", "mask = 32"), Key::new("timeout", "timeout = \"2m\"")],
+    later: &[],
+};
 const FORWARDS_LATER: &[&str] = &["full-nat", "dsr", "ipip", "gue"];
 
 impl Service {
@@ -166,14 +187,22 @@ impl Service {
             section.required("address", value::text(Endpoint::ALLOWED, str::parse), findings);
         let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol.name(), protocol));
         let protocol = section.required("protocol", value::choice(&protocols, &[]), findings);
-        let methods = Method::LIVE.map(|method| (method.name(), method));
-        let method = section.required("method", value::choice(&methods, METHODS_LATER), findings);
+        let methods = Method::ALL.map(|method| (method.name(), method));
+        let method = section.required("method", value::choice(&methods, &[]), findings);
+        let requests = read_requests(&section, method, findings);
         let forwards = [(Forward::Nat.name(), Forward::Nat)];
         let forward =
             section.optional("forward", Forward::Nat, value::choice(&forwards, FORWARDS_LATER), findings);
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
+        let drain_timeouts = value::duration(Duration::ZERO..=Duration::from_secs(24 * 3600));
+        let drain_timeout =
+            section.optional("drain-timeout", Duration::from_secs(60), drain_timeouts, findings);
+        let persistence = match section.get("persistence") {
+            Some(value) => Persistence::read(value, findings).map(Some),
+            None => Some(None),
+        };
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
@@ -203,12 +232,44 @@ impl Service {
             address: address?,
             protocol,
             method: method?,
+            requests: requests?,
             forward: forward?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
+            drain_timeout: drain_timeout?,
+            persistence: persistence?,
             slow_start: slow_start?,
             no_backend: no_backend?,
             unknown_flow: unknown_flow?,
             backends,
         })
+    }
+}
+
+/// `requests`, which means something to the methods that compare active requests alone.
+fn read_requests(
+    section: &Section<'_>,
+    method: Option<Method>,
+    findings: &mut Findings<'_>,
+) -> Option<Requests> {
+    let choices = [("flow", Requests::Flow), ("exchange", Requests::Exchange)];
+    let requests = section.optional("requests", Requests::Flow, value::choice(&choices, &[]), findings);
+    if let (Some(value), Some(method)) = (section.get("requests"), method)
+        && !method.counts_requests()
+    {
+        let message = format!(
+            "`requests` means nothing to the method \"{method}\"; allowed: with \"least-request\" and \"least-response-time\""
+        );
+        findings.add(value.span().start, message);
+    }
+    requests
+}
+
+impl Persistence {
+    fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<Persistence> {
+        let section = Section::open(&PERSISTENCE, value, findings)?;
+        let mask = section.optional("mask", 32, value::integer(1..=32), findings);
+        let timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
+        let timeout = section.optional("timeout", Duration::from_secs(120), timeouts, findings);
+        Some(Persistence { mask: u8::try_from(mask?).ok()?, timeout: timeout? })
     }
 }

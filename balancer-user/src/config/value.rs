@@ -59,6 +59,11 @@ pub(super) fn integer(range: RangeInclusive<u32>) -> impl FnOnce(&DeValue<'_>) -
     }
 }
 
+/// A reader of true and false.
+pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, Refused> {
+    value.as_bool().ok_or_else(|| Refused::needs("true, false"))
+}
+
 /// A reader of durations within `range`.
 pub(super) fn duration(
     range: RangeInclusive<Duration>,

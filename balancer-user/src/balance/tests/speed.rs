@@ -12,7 +12,16 @@ fn a_thousand_services_are_planned() {
     }
     let (mut fastest, mut fastest_plan) = (Duration::MAX, Duration::MAX);
     for _ in 0..rounds {
-        let growth = |id| (id, Observation { traffic: Traffic { packets: 20, bytes: 9_000 }, opened: 1 });
+        let growth = |id| {
+            (
+                id,
+                Observation {
+                    traffic: Traffic { packets: 20, bytes: 9_000 },
+                    opened: 1,
+                    ..Observation::default()
+                },
+            )
+        };
         let growth: Vec<_> = (0..10).map(growth).collect();
         let start = std::time::Instant::now();
         for world in &mut worlds {

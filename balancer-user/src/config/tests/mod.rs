@@ -42,6 +42,9 @@ fn faults_of(text: &str) -> Vec<String> {
 const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, pin-path, tick, window, max-flows, max-services, \
                            max-backends, half-open-timeout, closing-timeout";
 
+const METHODS: &str = "\"least-packets\", \"least-bandwidth\", \"least-request\", \"least-response-time\", \
+                       \"round-robin\", \"source-hash\", \"maglev\"";
+
 #[test]
 fn the_base_is_valid() {
     assert_eq!(faults_of(&BASE.join("\n")), Vec::<String>::new());
@@ -78,7 +81,7 @@ fn all_faults_come_at_once_in_the_order_of_the_file() {
 name = "a b"
 address = "192.0.2.10:0"
 protocol = "tcp"
-method = "maglev"
+method = "sticky"
 
 [[service.backend]]
 weight = 101
@@ -93,7 +96,7 @@ colour = "red"
     let expected = format!(
         r#"f:2:8: `name` is "a b"; allowed: 1 to 64 characters of A-Z a-z 0-9 . _ - in quotes
 f:3:11: `address` is "192.0.2.10:0", not a port; allowed: a port from 1 to 65535
-f:5:10: `method` is "maglev", which is not supported yet; allowed: "least-packets", "least-bandwidth", "round-robin"
+f:5:10: `method` is "sticky"; allowed: {METHODS}
 f:8:10: `weight` is 101; allowed: an integer from 0 to 100
 f:13:14: `interfaces` is empty; allowed: 1 to 64 interfaces
 f:14:8: `tick` is "1h"; allowed: a duration in quotes from "10ms" to "10s"
@@ -167,6 +170,15 @@ fn what_is_left_out_has_the_documented_defaults() {
     assert_eq!(config.services[0].idle_timeout, Duration::from_secs(7200));
     let udp = Config::parse("f", &base_with(7, "protocol = \"udp\"")).expect("valid");
     assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
+    let service = &config.services[0];
+    assert_eq!((service.requests, service.persistence), (Requests::Flow, None));
+    assert_eq!((service.drain_timeout, service.slow_start), (Duration::from_secs(60), Duration::ZERO));
+    let backend = &service.backends[0];
+    assert_eq!((backend.weight.get(), backend.backup, backend.max_active), (1, false, None));
+    let persistent =
+        Config::parse("f", &base_with(7, "protocol = \"udp\"\npersistence = {}")).expect("valid");
+    let expected = Persistence { mask: 32, timeout: Duration::from_secs(120) };
+    assert_eq!(persistent.services[0].persistence, Some(expected));
     let unpinned = Config::parse("f", &base_with(3, "pin-path = \"\"")).expect("valid");
     assert_eq!(unpinned.daemon.pin_path, None);
 }

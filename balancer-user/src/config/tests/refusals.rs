@@ -1,10 +1,11 @@
 //! One value at a time: what is refused, with which words, and what is not.
 
-use super::{DAEMON_KEYS, base_with, faults_of};
+use super::{DAEMON_KEYS, METHODS, base_with, faults_of};
 use crate::config::service::SERVICE;
+use crate::method::Method;
 
-const SERVICE_KEYS: &str =
-    "name, address, protocol, method, forward, idle-timeout, slow-start, no-backend, unknown-flow, backend";
+const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, idle-timeout, drain-timeout, \
+                            persistence, slow-start, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -210,8 +211,11 @@ fn keys() {
         ),
         (
             11,
-            "address = \"10.0.0.11:80\"\nbackup = true",
-            &["12:1: `backup` in [[service.backend]] is not supported yet; allowed: name, address, weight"],
+            "address = \"10.0.0.11:80\"\nback-up = true",
+            &[
+                "12:1: unknown key `back-up` in [[service.backend]], did you mean `backup`?; allowed: name, address, \
+               weight, backup, max-active",
+            ],
         ),
         (
             1,
@@ -259,21 +263,47 @@ fn names_and_words_of_a_service() {
         (8, "", &["4:1: `method` is missing in [[service]]; needed: method = \"least-packets\""]),
         (8, "method = \"least-bandwidth\"", &[]),
         (8, "method = \"round-robin\"", &[]),
+        (8, "method = \"random\"", &[&format!("8:10: `method` is \"random\"; allowed: {METHODS}")]),
+    ]);
+    for method in Method::ALL {
+        assert_eq!(faults_of(&base_with(8, &format!("method = \"{method}\""))), [""; 0]);
+        let fault = format!(
+            "f:9:12: `requests` means nothing to the method \"{method}\"; \
+             allowed: with \"least-request\" and \"least-response-time\""
+        );
+        let expected = if method.counts_requests() { vec![] } else { vec![fault] };
+        for requests in ["flow", "exchange"] {
+            let text = format!("method = \"{method}\"\nrequests = \"{requests}\"");
+            assert_eq!(faults_of(&base_with(8, &text)), expected, "{text}");
+        }
+    }
+    let drains = "9:17: `drain-timeout` is 60; allowed: a duration in quotes from \"0s\" to \"1day\"";
+    check(&[
+        (8, "method = \"maglev\"\ndrain-timeout = \"0s\"", &[]),
+        (8, "method = \"maglev\"\ndrain-timeout = 60", &[drains]),
+        (8, "method = \"maglev\"\npersistence = { mask = 24, timeout = \"1h\" }", &[]),
         (
             8,
-            "method = \"random\"",
+            "method = \"maglev\"\npersistence = { mask = 33, timeout = \"0s\", key = \"x\" }",
             &[
-                "8:10: `method` is \"random\"; allowed: \"least-packets\", \"least-bandwidth\", \"round-robin\"",
+                "9:24: `mask` is 33; allowed: an integer from 1 to 32",
+                "9:38: `timeout` is \"0s\"; allowed: a duration in quotes from \"1s\" to \"4h\"",
+                "9:44: unknown key `key` in persistence; allowed: mask, timeout",
             ],
         ),
+        (
+            8,
+            "method = \"maglev\"\npersistence = true",
+            &["9:15: persistence is of type boolean; needed: a table"],
+        ),
+        (11, "address = \"10.0.0.11:8080\"\nbackup = true\nmax-active = 1", &[]),
+        (11, "address = \"10.0.0.11:8080\"\nbackup = 1", &["12:10: `backup` is 1; allowed: true, false"]),
+        (
+            11,
+            "address = \"10.0.0.11:8080\"\nmax-active = 0",
+            &["12:14: `max-active` is 0; allowed: an integer from 1 to 4294967295"],
+        ),
     ]);
-    for method in ["least-request", "least-response-time", "source-hash", "maglev"] {
-        let expected = format!(
-            "f:8:10: `method` is \"{method}\", which is not supported yet; \
-             allowed: \"least-packets\", \"least-bandwidth\", \"round-robin\""
-        );
-        assert_eq!(faults_of(&base_with(8, &format!("method = \"{method}\""))), [expected]);
-    }
     for forward in ["full-nat", "dsr", "ipip", "gue"] {
         let expected =
             format!("f:3:11: `forward` is \"{forward}\", which is not supported yet; allowed: \"nat\"");

@@ -71,16 +71,16 @@ impl Kind {
         }
     }
 
-    pub fn start(self, method: Method, seed: u64) -> anyhow::Result<Box<dyn Choice>> {
+    pub fn start(self, method: Method, seed: u64) -> Box<dyn Choice> {
         let random = || fastrand::Rng::with_seed(seed ^ 0x5eed);
-        Ok(match self {
-            Kind::Balancer => Box::new(Balancer::new(method, true)?),
-            Kind::BareWindow => Box::new(Balancer::new(method, false)?),
+        match self {
+            Kind::Balancer => Box::new(Balancer::new(method, true)),
+            Kind::BareWindow => Box::new(Balancer::new(method, false)),
             Kind::RoundRobin => Box::new(RoundRobin::default()),
             Kind::Random => Box::new(Random::new(random())),
             Kind::TwoChoices => Box::new(TwoChoices::new(random())),
             Kind::LeastConnections => Box::new(LeastConnections::default()),
             Kind::Maglev => Box::new(Maglev::new(random())),
-        })
+        }
     }
 }

@@ -71,13 +71,13 @@ struct World {
 }
 
 /// Plays a scene for `seconds` and judges what comes after the warm-up (steady scenes: a minute after it).
-pub fn play(scene: &Scene, kind: Kind, seed: u64, seconds: u64) -> anyhow::Result<Verdict> {
+pub fn play(scene: &Scene, kind: Kind, seed: u64, seconds: u64) -> Verdict {
     let weights = scene.weights.list();
     let count = weights.len();
     let from = WARM_UP + if scene.returns { 0 } else { 60 * SECOND };
     let end = seconds * SECOND;
     let mut world = World {
-        choice: kind.start(scene.measure, seed)?,
+        choice: kind.start(scene.measure, seed),
         judge: Judge::new(&weights, scene.measure, WARM_UP, from),
         live: vec![Live::default(); count],
         ends: BinaryHeap::new(),
@@ -108,7 +108,7 @@ pub fn play(scene: &Scene, kind: Kind, seed: u64, seconds: u64) -> anyhow::Resul
         }
         world.choice.plan(now);
     }
-    Ok(world.judge.verdict())
+    world.judge.verdict()
 }
 
 impl World {

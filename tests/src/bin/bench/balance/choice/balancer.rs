@@ -21,15 +21,22 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    pub fn new(method: Method, learns: bool) -> anyhow::Result<Balancer> {
-        let balance = Balance::new(method, Duration::from_nanos(SPAN))?;
-        Ok(Balancer { balance, learns, slots: Vec::new(), word: RingWord::new(0, 0), counted: 0 })
+    pub fn new(method: Method, learns: bool) -> Balancer {
+        let balance = Balance::new(method, Duration::from_nanos(SPAN));
+        Balancer { balance, learns, slots: Vec::new(), word: RingWord::new(0, 0), counted: 0 }
     }
 }
 
 impl Choice for Balancer {
     fn set_weights(&mut self, now: u64, weights: &[u8]) {
-        let members: Vec<_> = (0..).zip(weights).map(|(id, weight)| Member { id, weight: *weight }).collect();
+        let member = |(id, weight): (BackendId, &u8)| Member {
+            id,
+            identity: u64::from(id),
+            weight: *weight,
+            is_backup: false,
+            max_active: None,
+        };
+        let members: Vec<_> = (0..).zip(weights).map(member).collect();
         self.balance.set_members(time(now), &members);
         self.counted = self.word.taken();
         self.plan(now);
