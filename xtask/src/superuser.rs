@@ -1,13 +1,16 @@
 //! Doing what only root may do: directly as root, else through sudo.
 
-use std::{env, ffi::OsString, process::Command};
+use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 
 /// What a program run by root still needs from the caller's environment: sudo empties it.
-const KEPT: [&str; 6] = ["PATH", "HOME", "CARGO_HOME", "RUSTUP_HOME", "CARGO_TARGET_DIR", "RUST_BACKTRACE"];
+const KEPT: [&str; 5] = ["HOME", "CARGO_HOME", "RUSTUP_HOME", "CARGO_TARGET_DIR", "RUST_BACKTRACE"];
+
+/// Where what only root uses is installed: an ordinary user's path often lacks it.
+const ROOTS_OWN: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// The words to put in front of a command line so that root runs it: none when we are root. `environment` is what
 /// the command gets besides the variables that are always kept.
@@ -20,7 +23,10 @@ pub fn prefix(environment: &[(&str, OsString)]) -> Result<Vec<OsString>> {
     }
     let mut words = vec![OsString::from("sudo"), OsString::from("env")];
     let kept = KEPT.iter().filter_map(|name| Some((*name, env::var_os(name)?)));
-    for (name, value) in kept.chain(environment.iter().cloned()) {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(env::split_paths(&path).chain(ROOTS_OWN.map(PathBuf::from)))
+        .context("a directory in PATH can't be written there")?;
+    for (name, value) in kept.chain([("PATH", path)]).chain(environment.iter().cloned()) {
         let mut word = OsString::from(name);
         word.push("=");
         word.push(value);
