@@ -26,7 +26,7 @@ pub fn open<E: Environment>(
     service: &Service,
     client: [u8; 6],
     now: u32,
-) -> Result<Found, Reason> {
+) -> Result<(), Reason> {
     let key = &parsed.key;
     // No client has such an address, and the reply to a service's address, translated, would be another request.
     if !is_unicast(key.source) || environment.roles(key.source) & role::SERVICE != 0 {
@@ -52,7 +52,6 @@ pub fn open<E: Environment>(
         table::release(environment, &reply);
         return Err(Reason::FlowTableFull);
     };
-    let entry = table::entry_at(environment, index).ok_or(Reason::FlowTableFull)?;
     // Another CPU may have given the reply's place to another flow, which has a twin of its own.
     if table::is_unchanged(&reply) {
         reply.entry.set_twin(index);
@@ -61,7 +60,7 @@ pub fn open<E: Environment>(
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
     }
-    Ok(Found { entry, index, control: entry.control() })
+    Ok(())
 }
 
 /// Whether a TCP segment may open a flow: a SYN, or where a hash says which backend has it, also what belongs into the

@@ -30,6 +30,8 @@ pub enum Verdict {
 /// Why a frame is not forwarded.
 enum Stop {
     Foreign,
+    /// A flow was opened for it: it has yet to go its way.
+    Opened,
     Refused(Reason),
     /// Refused, and its sender is told so.
     Rejected(Reason),
@@ -42,23 +44,33 @@ impl From<Reason> for Stop {
 }
 
 /// Decides about one frame, and rewrites it if it is to be forwarded.
+///
+/// The first packet of a flow goes through it twice: once to open the flow, once like all that follow. In the kernel
+/// there are 512 bytes of stack, which opening a flow and carrying a packet need each for itself.
 #[inline(always)]
 pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdict {
-    match forward(packet, environment) {
-        Ok(hop) if hop.ifindex == environment.ingress() => Verdict::Transmit,
-        Ok(hop) => Verdict::Redirect(hop.port),
-        Err(Stop::Foreign) => Verdict::Pass,
-        Err(Stop::Refused(reason)) => {
-            environment.refuse(reason);
-            Verdict::Drop
-        }
-        Err(Stop::Rejected(reason)) => {
-            environment.refuse(reason);
-            match reject(packet, environment) {
-                Some(()) => Verdict::Transmit,
-                None => Verdict::Drop,
+    let mut is_first = false;
+    loop {
+        return match forward(packet, environment, is_first) {
+            Ok(hop) if hop.ifindex == environment.ingress() => Verdict::Transmit,
+            Ok(hop) => Verdict::Redirect(hop.port),
+            Err(Stop::Opened) => {
+                is_first = true;
+                continue;
             }
-        }
+            Err(Stop::Foreign) => Verdict::Pass,
+            Err(Stop::Refused(reason)) => {
+                environment.refuse(reason);
+                Verdict::Drop
+            }
+            Err(Stop::Rejected(reason)) => {
+                environment.refuse(reason);
+                match reject(packet, environment) {
+                    Some(()) => Verdict::Transmit,
+                    None => Verdict::Drop,
+                }
+            }
+        };
     }
 }
 
@@ -73,8 +85,9 @@ fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> 
     }
 }
 
+/// Sends a packet on that has a flow, or opens one for it. `is_first` says that one was just opened.
 #[inline(always)]
-fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<NextHop, Stop> {
+fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: bool) -> Result<NextHop, Stop> {
     let parsed = match parse(packet) {
         Ok(parsed) => parsed,
         Err(Unparsed::Foreign) => return Err(Stop::Foreign),
@@ -84,22 +97,28 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<Nex
     };
     let now = environment.now();
     let hash = table::hash(environment, &parsed.key);
-    let mut found = table::find(environment, &parsed.key, hash);
+    let found = table::find(environment, &parsed.key, hash);
     if !found.exists() || starts_anew(environment, &parsed, &found, now) {
         let Some(service) = environment.service(&service_key(&parsed)) else {
             return Err(stranger(environment, &parsed));
         };
+        if is_first {
+            // Another CPU has pushed it out already: the sender's next try opens another.
+            return Err(Reason::FlowTableFull.into());
+        }
         check_packet(&parsed)?;
         if found.exists() {
             table::release(environment, &found);
         }
         // SAFETY: `parse` checked that the Ethernet header lies in the frame.
         let client = unsafe { (*parsed.ethernet).src_addr };
-        found = match open::open(environment, &parsed, hash, &service, client, now) {
-            Ok(found) => found,
-            Err(reason) if is_answered(&service, reason) => return Err(Stop::Rejected(reason)),
-            Err(reason) => return Err(Stop::Refused(reason)),
-        };
+        return Err(match open::open(environment, &parsed, hash, &service, client, now) {
+            Ok(()) => Stop::Opened,
+            Err(reason) if is_answered(&service, reason) => Stop::Rejected(reason),
+            Err(reason) => Stop::Refused(reason),
+        });
+    }
+    if is_first {
         exchange::prepare(packet, &parsed, &found);
     }
     carry(packet, environment, &parsed, &found, now)
