@@ -23,7 +23,8 @@ pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
-    Backend, BackendId, Service, ServiceId, ServiceKey, ability, answer, option, role, selector,
+    Backend, BackendId, LAYOUT_VERSION, Layout, Service, ServiceId, ServiceKey, ability, answer, option,
+    role, selector,
 };
 
 /// IP protocol number of TCP (RFC 9293).
@@ -68,6 +69,8 @@ pub mod names {
     pub const ICMP_SENT: &str = "ICMP_SENT";
     /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.
     pub const AGE_PROFILES: &str = "AGE_PROFILES";
+    /// `Array<Layout>` of one.
+    pub const LAYOUT: &str = "LAYOUT";
     /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.
     pub const DROPS: &str = "DROPS";
     /// `.rodata` `[u64; 2]`: the secret of the flow hash.

@@ -91,8 +91,8 @@ pub struct Backend {
     pub snat_mask: [u8; 4],
     /// What it may do: bits `ability::*`; 0 = the slot is not in use.
     pub abilities: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// `DRAINED` or `LEAVING`: when the flows that are left are ended, in units of 2^`STAMP_SHIFT` ns.
+    pub ends: u32,
 }
 
 const _: () = assert!(size_of::<Backend>() == 24);
@@ -103,7 +103,26 @@ pub mod ability {
     pub const SERVE: u32 = 1;
     /// It may take new flows of clients that it served before.
     pub const TAKE: u32 = 2;
+    /// The operator drains it. For the controller alone, whose next life reads it.
+    pub const DRAINED: u32 = 4;
+    /// It is not configured any more. For the controller alone, as well.
+    pub const LEAVING: u32 = 8;
 }
+
+/// By what a daemon knows whether it understands the maps that an earlier one has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Layout {
+    /// `LAYOUT_VERSION` of the build that made the maps; 0 = they were not finished.
+    pub version: u64,
+    /// The secret of the flow hash, without which no flow is found.
+    pub seed: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Layout>() == 24);
+
+/// Grows with each change of what the maps that outlive a daemon hold.
+pub const LAYOUT_VERSION: u64 = 1;
 
 /// Roles of an address in `ADDRESSES`: bits of its value.
 pub mod role {

@@ -18,8 +18,8 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, EXCHANGE_SHIFT, HALVES, MAX_PORTS, NextHop,
-    RING_SLOTS, Reason, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, EXCHANGE_SHIFT, HALVES, Layout, MAX_PORTS,
+    NextHop, RING_SLOTS, Reason, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 
@@ -59,6 +59,10 @@ static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
+
+// For the controller alone.
+#[map]
+static LAYOUT: Array<Layout> = Array::with_max_entries(1, 0);
 
 /// How many ICMP messages a CPU sends within one stamp (67 ms): about a thousand a second, as Linux does.
 const ICMP_PER_STAMP: u32 = 64;

@@ -144,6 +144,20 @@ impl Balance {
         }
     }
 
+    /// The same service by another method: what its backends carry stays known.
+    pub fn with_method(mut self, now: Monotonic, method: Method) -> Balance {
+        let measure = Measure::by(method);
+        if measure != self.measure {
+            self.measure = measure;
+            self.cycle_is_installed = false;
+            self.answered = None;
+            if let Some(flows) = &mut self.flows {
+                flows.forget_profile(now, self.span);
+            }
+        }
+        self
+    }
+
     /// Takes over a ring that another daemon installed, as its slots stand there.
     pub fn adopt(&mut self, slots: Vec<BackendId>) {
         self.install(Plan::new(slots, None, 0));

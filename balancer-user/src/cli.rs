@@ -29,7 +29,7 @@ pub struct Cli {
 enum Verb {
     /// Load, attach and balance, in the foreground, until SIGINT or SIGTERM
     #[command(after_help = "Example:\n  balancer run -c /etc/balancer.toml")]
-    Run(ConfigFile),
+    Run(RunArgs),
     /// Say whether a configuration is fine, or everything that is wrong with it
     #[command(after_help = "Example:\n  balancer check -c /etc/balancer.toml\n\n\
         Needs no privileges and no running balancer. `run` gives the same verdict.")]
@@ -46,6 +46,17 @@ enum Verb {
         after_help = "Examples:\n  balancer detach\n  balancer detach eth0 --pin-path /sys/fs/bpf/other"
     )]
     Detach(DetachArgs),
+}
+
+/// How to run.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The configuration, a TOML file
+    #[arg(short, long = "config", value_name = "FILE")]
+    pub config: PathBuf,
+    /// Begin with empty maps, whatever an earlier daemon has left: live flows are lost
+    #[arg(long)]
+    pub fresh: bool,
 }
 
 #[derive(Debug, Args)]
@@ -102,7 +113,7 @@ impl Cli {
     /// [`Faults`](crate::config::Faults) when a configuration is wrong; anything else is a failure.
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.verb {
-            Verb::Run(ConfigFile { config }) => commands::run::run(&config),
+            Verb::Run(args) => commands::run::run(&args),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
@@ -128,6 +139,7 @@ mod tests {
     fn calls() {
         for (call, refused) in [
             ("run -c f", None),
+            ("run -c f --fresh", None),
             ("check --config f", None),
             ("status", None),
             ("status web --json --socket /s", None),

@@ -69,7 +69,7 @@ impl Program {
     /// As `new`, with room for so many flows.
     pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
         let sizes = Sizes { flows, services: 4, backends: 16, profiled_age: Duration::from_secs(14) };
-        let mut datapath = Datapath::load(sizes, false)?;
+        let mut datapath = Datapath::load(sizes, false, None)?;
         let mut services = Vec::new();
         for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
             let key =

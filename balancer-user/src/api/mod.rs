@@ -8,8 +8,8 @@ mod server;
 mod socket;
 
 pub use model::{
-    AttachedMode, BackendState, BackendStatus, InterfaceStatus, ResponseTime, STATUS_PATH, ServiceStatus,
-    Status,
+    AttachedMode, BackendState, BackendStatus, Drain, InterfaceStatus, ResponseTime, STATUS_PATH,
+    ServiceStatus, Status,
 };
 pub use server::Server;
 

@@ -61,6 +61,9 @@ pub struct BackendStatus {
     /// How long answers took within the window; only where the service follows that, and there were any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub response_time: Option<ResponseTime>,
+    /// How far its draining has come, if it drains.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub drain: Option<Drain>,
     /// Packets since the backend was added.
     pub packets: u64,
     /// Bytes since the backend was added.
@@ -99,7 +102,20 @@ pub struct ResponseTime {
     pub p99_ms: f64,
 }
 
-/// Whether a backend can be reached.
+/// The end of a backend's flows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drain {
+    /// In how many seconds the flows that are left are ended.
+    #[serde(serialize_with = "three_decimals")]
+    pub deadline_s: f64,
+    /// How many have ended in a second, since the draining began.
+    #[serde(serialize_with = "three_decimals")]
+    pub flows_per_s: f64,
+    /// In how many seconds there will be none at this rate, at the latest at the deadline; `None` while none ends.
+    pub estimate_s: Option<f64>,
+}
+
+/// What a backend is there for, and whether it can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendState {
@@ -107,6 +123,10 @@ pub enum BackendState {
     Up,
     /// There is no route to it, or its link-layer address is not known.
     Unreachable,
+    /// The operator drains it: it takes no new flows.
+    Draining,
+    /// It is not configured any more, and goes with its last flow.
+    Leaving,
 }
 
 impl fmt::Display for BackendState {
@@ -114,6 +134,8 @@ impl fmt::Display for BackendState {
         f.pad(match self {
             BackendState::Up => "up",
             BackendState::Unreachable => "unreachable",
+            BackendState::Draining => "draining",
+            BackendState::Leaving => "leaving",
         })
     }
 }
@@ -184,6 +206,11 @@ pub(crate) mod tests {
                 p50_ms: 1.0,
                 p99_ms: 2.0,
             }),
+            drain: (weight > 0).then_some(Drain {
+                deadline_s: 9.5,
+                flows_per_s: 0.25,
+                estimate_s: Some(4.0),
+            }),
             packets: 1000,
             bytes: 150_000_000,
             window_packets: 140,
@@ -221,6 +248,7 @@ pub(crate) mod tests {
                         "name": "web-11", "address": "10.0.0.11:8080", "weight": 2, "state": "up",
                         "active": 3, "awaiting": 2,
                         "response_time": { "answers": 5, "mean_ms": 1.235, "p50_ms": 1.0, "p99_ms": 2.0 },
+                        "drain": { "deadline_s": 9.5, "flows_per_s": 0.25, "estimate_s": 4.0 },
                         "packets": 1000, "bytes": 150_000_000,
                         "window_packets": 140, "window_bytes": 17_500_000,
                         "n": 46.67, "committed": 1.23, "nw": 233_333.33, "share": 0.3333

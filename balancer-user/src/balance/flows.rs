@@ -31,6 +31,11 @@ impl Flows {
         }
     }
 
+    /// What flows bring is to be learned anew, in another unit.
+    pub(super) fn forget_profile(&mut self, now: Monotonic, span: Duration) {
+        (self.profile, self.curve, self.untold) = (Profile::new(now, span), None, 0);
+    }
+
     /// Flows were opened since the last call; every backend's row follows.
     pub(super) fn opened(&mut self, now: Monotonic, opened: u64) -> Shift {
         self.untold = self.untold.saturating_add(opened);

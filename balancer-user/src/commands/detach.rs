@@ -8,7 +8,7 @@ use super::output::print;
 use crate::{
     cli::DetachArgs,
     config::{Config, DEFAULT_PIN_PATH},
-    datapath::{PinnedLinks, detach_pins},
+    datapath::{PinnedLinks, detach_pins, remove_pinned_maps},
     instance::Instance,
 };
 
@@ -36,6 +36,9 @@ pub fn run(arguments: &DetachArgs) -> Result<ExitCode> {
         }
     }
     let removed = detach_pins(&pin_path, &wanted)?;
+    if PinnedLinks::read(&pin_path)?.names().is_empty() {
+        remove_pinned_maps(&pin_path)?;
+    }
     let mut text = String::new();
     for name in &removed {
         // Writing into a String can't fail.

@@ -1,6 +1,6 @@
 //! `balancer run`: from the configuration to the program on its interfaces, and the loop that steers it.
 
-use std::{io::IsTerminal as _, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{io::IsTerminal as _, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::{
@@ -14,10 +14,11 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     api::{Server, Status},
     attach::{self, Attachments, Interfaces},
+    cli::RunArgs,
     clock::Monotonic,
     config::{Config, Daemon},
     controller::Controller,
-    datapath::{Datapath, Sizes},
+    datapath::{Datapath, Sizes, remove_pinned_maps},
     instance::Instance,
     netlink::Netlink,
     profile::Profile,
@@ -29,12 +30,12 @@ const NEIGHBOURS_AT_START: Duration = Duration::from_millis(500);
 const STATUS_PERIOD: Duration = Duration::from_millis(200);
 
 /// Runs the balancer until SIGINT or SIGTERM.
-pub fn run(file: &Path) -> Result<ExitCode> {
-    let config = Config::load(file)?;
+pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
+    let config = Config::load(&arguments.config)?;
     start_log()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the event loop")?;
-    runtime.block_on(balance(config))?;
+    runtime.block_on(balance(config, arguments.fresh))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -51,20 +52,34 @@ fn start_log() -> Result<()> {
     tracing_log::LogTracer::init().context("join the program's log lines to the log")
 }
 
-async fn balance(config: Config) -> Result<()> {
+async fn balance(config: Config, is_fresh: bool) -> Result<()> {
     let daemon = config.daemon.clone();
     let _instance = Instance::claim(&daemon)?;
     let netlink = Netlink::open()?;
     let interfaces = Interfaces::examine(&daemon, &netlink.read(&[]).await?)?;
     let server = Server::bind(&daemon.socket).await?;
 
+    let pins = daemon.pin_path.as_deref();
+    if let (Some(pins), true) = (pins, is_fresh) {
+        remove_pinned_maps(pins)?;
+    }
     let mut controller = load(config)?;
     let addresses = controller.backend_addresses();
     let network = first_network(&netlink, &addresses).await?;
     controller.set_network(Monotonic::now(), &network)?;
-    // The rings are written before the first packet comes.
+    // The rings are written before the first packet comes; those that were taken over are in use already, by backends
+    // that only the program of the same daemon reaches.
+    let is_adopted = controller.datapath_mut().is_adopted();
+    if !is_adopted {
+        controller.tick(Monotonic::now())?;
+    }
+    let attached = attach::attach(controller.datapath_mut(), &interfaces, &daemon);
+    if let (Err(_), Some(pins), false) = (&attached, pins, is_adopted) {
+        // What no program uses is not left behind.
+        remove_pinned_maps(pins)?;
+    }
+    let mut attachments = attached?;
     controller.tick(Monotonic::now())?;
-    let mut attachments = attach::attach(controller.datapath_mut(), &interfaces, &daemon)?;
     controller.set_interfaces(attachments.mode);
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
 
@@ -86,7 +101,7 @@ fn load(config: Config) -> Result<Controller> {
         profiled_age: Profile::reach(config.daemon.window),
     };
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
-    let mut datapath = Datapath::load(sizes, log_refusals)?;
+    let mut datapath = Datapath::load(sizes, log_refusals, config.daemon.pin_path.as_deref())?;
     if log_refusals {
         tokio::spawn(datapath.follow_log()?);
     }

@@ -22,23 +22,37 @@ impl Datapath {
     }
 
     /// Looks at `count` buckets from `start` on, going round at the end, and frees flows of which neither direction
-    /// has been used within its timeout at the stamp `now`. Empty ways cost nothing: their tags say so.
-    pub fn sweep(&self, start: usize, count: usize, now: u32) -> Sweep {
+    /// has been used within its timeout at the stamp `now`, and those that are `doomed`, which is asked for each flow's
+    /// request direction. Empty ways cost nothing: their tags say so.
+    pub fn sweep(
+        &self,
+        start: usize,
+        count: usize,
+        now: u32,
+        mut doomed: impl FnMut(Control, &FlowEntry) -> bool,
+    ) -> Sweep {
         let buckets = self.buckets();
         let mut sweep = Sweep { next: start % buckets, ..Sweep::default() };
         for _ in 0..count.min(buckets) {
             let tags = self.flow_tags.word(sweep.next).load(Ordering::Acquire).to_le_bytes();
             for (way, _) in tags.iter().enumerate().filter(|(_, tag)| **tag != 0) {
-                self.expire(sweep.next * WAYS + way, now, &mut sweep.ended);
+                self.expire(sweep.next * WAYS + way, now, &mut doomed, &mut sweep.ended);
             }
             sweep.next = (sweep.next + 1) % buckets;
         }
         sweep
     }
 
-    fn expire(&self, index: usize, now: u32, ended: &mut Vec<(BackendId, u8)>) {
+    fn expire(
+        &self,
+        index: usize,
+        now: u32,
+        doomed: &mut impl FnMut(Control, &FlowEntry) -> bool,
+        ended: &mut Vec<(BackendId, u8)>,
+    ) {
         let Some((control, entry)) = self.live_entry(index) else { return };
-        if !entry.is_expired(now) {
+        let is_doomed = control.flags() & flags::REPLY == 0 && doomed(control, &entry);
+        if !is_doomed && !entry.is_expired(now) {
             return;
         }
         let twin = (entry.twin != NO_TWIN)
@@ -47,6 +61,7 @@ impl Datapath {
             .and_then(|twin| Some((twin, self.live_entry(twin)?)))
             .filter(|(_, (_, other))| other.twin as usize == index);
         if let Some((_, (_, other))) = &twin
+            && !is_doomed
             && !other.is_expired(now)
         {
             return;

@@ -88,6 +88,16 @@ impl SharedArray<Ring> {
     }
 }
 
+impl SharedArray<Ring> {
+    /// The first `length` slots of a half.
+    pub fn load_half(&self, index: usize, half: usize, length: usize) -> Vec<BackendId> {
+        let start = half * RING_SLOTS * size_of::<BackendId>();
+        let slot =
+            |slot| self.half_word_at(index, start + slot * size_of::<BackendId>()).load(Ordering::Relaxed);
+        (0..length.min(RING_SLOTS)).map(slot).collect()
+    }
+}
+
 impl SharedArray<FlowEntry> {
     /// The control word of an entry.
     pub fn control(&self, index: usize) -> &AtomicU32 {

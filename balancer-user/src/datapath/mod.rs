@@ -6,9 +6,10 @@ mod batch;
 mod flows;
 mod link;
 mod memory;
+mod pins;
 mod refusal;
 
-use std::{io, os::fd::AsFd, sync::atomic::Ordering, time::Duration};
+use std::{io, os::fd::AsFd, path::Path, sync::atomic::Ordering, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
@@ -28,6 +29,8 @@ pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
 pub use flows::Sweep;
 use memory::SharedArray;
+use pins::PinnedMaps;
+pub use pins::remove as remove_pinned_maps;
 use refusal::{explain_load, explain_program, require_net_admin};
 
 /// The program, compiled by `cargo xtask build`.
@@ -53,6 +56,17 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// What the pinned maps must have been made with.
+    fn wanted(self) -> [pins::Wanted; 5] {
+        [
+            (names::FLOW_TAGS, "max-flows", self.buckets()),
+            (names::FLOWS, "max-flows", self.buckets()),
+            (names::SERVICES, "max-services", self.services),
+            (names::RINGS, "max-services", self.services),
+            (names::BACKENDS, "max-backends", self.backends),
+        ]
+    }
+
     /// Buckets of the flow table.
     pub fn buckets(self) -> u32 {
         let entries = u64::from(self.flows) * ENTRIES_PER_100_FLOWS / 100;
@@ -79,19 +93,48 @@ pub struct Datapath {
     next_hops: SharedArray<NextHop>,
     flow_tags: SharedArray<u64>,
     flows: SharedArray<FlowEntry>,
+    sizes: Sizes,
+    is_adopted: bool,
 }
 
 impl Datapath {
-    /// Loads the program with maps of these sizes. Nothing is attached or pinned.
+    /// Loads the program with maps of these sizes; those that an earlier daemon has pinned below `pins` are taken over.
+    /// Nothing is attached.
     ///
     /// Needs CAP_BPF and CAP_NET_ADMIN, or root, and Linux 5.18.
-    pub fn load(sizes: Sizes, log_refusals: bool) -> Result<Datapath> {
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refuses, or that the pinned maps are of another version or of other sizes.
+    pub fn load(sizes: Sizes, log_refusals: bool, pins: Option<&Path>) -> Result<Datapath> {
         require_net_admin()?;
-        let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
+        let pinned = pins.map(|pins| PinnedMaps::open(pins, &sizes.wanted())).transpose()?;
+        let earlier = pinned.as_ref().and_then(PinnedMaps::earlier);
+        let seed = match earlier {
+            Some(layout) => layout.seed,
+            None => random_seed().context("read the seed of the flow hash from the kernel")?,
+        };
+        let loaded = Datapath::load_with(sizes, log_refusals, seed, pinned.as_ref());
+        if let (Err(_), Some(pins), None) = (&loaded, pins, earlier) {
+            remove_pinned_maps(pins)?;
+        }
+        loaded
+    }
+
+    fn load_with(
+        sizes: Sizes,
+        log_refusals: bool,
+        seed: [u64; 2],
+        pinned: Option<&PinnedMaps>,
+    ) -> Result<Datapath> {
         let buckets = sizes.buckets();
         let log_refusals = u32::from(log_refusals);
         let profiled_age = (sizes.profiled_age.as_nanos() >> STAMP_SHIFT) as u32;
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        for (name, path) in pinned.iter().flat_map(|pinned| pinned.paths()) {
+            loader.map_pin_path(name, path);
+        }
+        let mut ebpf = loader
             .override_global(names::HASH_SEED, &seed, true)
             .override_global(names::BUCKETS, &buckets, true)
             .override_global(names::PROFILED_AGE, &profiled_age, true)
@@ -115,6 +158,10 @@ impl Datapath {
             .ok_or_else(|| anyhow!("the object file has no program `{}`", names::PROGRAM))?
             .try_into()?;
         program.load().map_err(explain_program)?;
+        let layout = take(&mut ebpf, names::LAYOUT)?;
+        if let Some(pinned) = pinned {
+            pinned.finish(layout, seed)?;
+        }
 
         let entries = buckets * balancer_common::WAYS as u32;
         Ok(Datapath {
@@ -134,7 +181,39 @@ impl Datapath {
             flow_tags: shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
             flows: shared(&mut ebpf, names::FLOWS, entries)?,
             ebpf,
+            sizes,
+            is_adopted: pinned.is_some_and(|pinned| pinned.earlier().is_some()),
         })
+    }
+
+    /// Whether the maps hold what an earlier daemon left.
+    pub const fn is_adopted(&self) -> bool {
+        self.is_adopted
+    }
+
+    /// How large the maps are.
+    pub const fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// The services that the program knows.
+    pub fn services(&self) -> Result<Vec<(ServiceKey, Service)>> {
+        let pairs = self.services.iter().map(|pair| {
+            let (key, service) = pair?;
+            Ok((bytemuck::cast(key), bytemuck::cast(service)))
+        });
+        pairs.collect::<Result<_>>().context("read the services")
+    }
+
+    /// What is in a backend's slot.
+    pub fn backend(&self, id: BackendId) -> Result<Backend> {
+        Ok(bytemuck::cast(self.backends.get(&u32::from(id), 0).context("read a backend")?))
+    }
+
+    /// The slots of the half of a service's ring that is in use.
+    pub fn slots(&self, service: ServiceId) -> Vec<BackendId> {
+        let word = self.ring_word(service);
+        self.rings.load_half(usize::from(service), word.half(), word.length())
     }
 
     /// Joins the program's log lines to the daemon's own, for as long as the future is polled. Must be called within
@@ -195,6 +274,11 @@ impl Datapath {
         Ok(())
     }
 
+    /// Takes a service out: packets to it are none of ours any more, but for those of live flows.
+    pub fn remove_service(&mut self, key: &ServiceKey) -> Result<()> {
+        Ok(self.services.remove(&bytemuck::cast::<_, [u8; 8]>(*key))?)
+    }
+
     /// Sets the roles (`role::*`) of an address; 0 = none of ours.
     pub fn set_roles(&mut self, address: [u8; 4], roles: u32) -> Result<()> {
         if roles == 0 {
@@ -209,6 +293,11 @@ impl Datapath {
     pub fn set_endpoint(&mut self, key: &ServiceKey) -> Result<()> {
         self.endpoints.insert(bytemuck::cast::<_, [u8; 8]>(*key), 1, 0)?;
         Ok(())
+    }
+
+    /// Makes known that no backend answers from `key` any more.
+    pub fn remove_endpoint(&mut self, key: &ServiceKey) -> Result<()> {
+        Ok(self.endpoints.remove(&bytemuck::cast::<_, [u8; 8]>(*key))?)
     }
 
     /// Writes a backend into its slot.

@@ -1,0 +1,138 @@
+//! Services and backends as the program, and the next daemon, read them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use balancer_common::{
+    Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, ability, answer, option, selector,
+};
+
+use super::{
+    Controller,
+    seats::{Duty, LiveBackend},
+};
+use crate::{
+    clock::Monotonic,
+    config::{self, Daemon, Refusal, Requests},
+    method::Method,
+};
+
+impl Controller {
+    /// Writes the backends that have changed, and where they answer from.
+    pub(super) fn write_backends(&mut self) -> Result<()> {
+        let mut endpoints = std::collections::BTreeSet::new();
+        for (id, backend) in self.backends.iter_mut().enumerate() {
+            let Some(backend) = backend else { continue };
+            let id = BackendId::try_from(id).context("number the backends")?;
+            let record = record(backend);
+            if backend.record != Some(record) {
+                let what = || format!("write backend {} into its map", backend.endpoint);
+                self.datapath.set_backend(id, &record).with_context(what)?;
+                backend.record = Some(record);
+            }
+            let endpoint = ServiceKey {
+                address: record.address,
+                port: record.port,
+                protocol: backend.protocol,
+                reserved: 0,
+            };
+            endpoints.insert(bytemuck::cast::<_, [u8; 8]>(endpoint));
+        }
+        for endpoint in self.endpoints.difference(&endpoints) {
+            self.datapath
+                .remove_endpoint(&bytemuck::cast(*endpoint))
+                .context("forget where a backend answers from")?;
+        }
+        for endpoint in endpoints.difference(&self.endpoints) {
+            self.datapath
+                .set_endpoint(&bytemuck::cast(*endpoint))
+                .context("write where a backend answers from")?;
+        }
+        self.endpoints = endpoints;
+        Ok(())
+    }
+
+    /// Writes all services.
+    pub(super) fn write_services(&mut self) -> Result<()> {
+        for service in &self.services {
+            let value = Service { id: service.id, ..value(&service.config, &self.daemon) };
+            let what = || format!("write service {} into its map", service.config.name);
+            self.datapath.set_service(&service.config.key(), &value).with_context(what)?;
+        }
+        Ok(())
+    }
+}
+
+/// A backend as it is in its map.
+fn record(backend: &LiveBackend) -> Backend {
+    let mut abilities = ability::SERVE;
+    if backend.weight() > 0 {
+        abilities |= ability::TAKE;
+    }
+    abilities |= match backend.duty {
+        Duty::Serve => 0,
+        Duty::Drain { .. } => ability::DRAINED,
+        Duty::Leave { .. } => ability::LEAVING,
+    };
+    Backend {
+        address: backend.endpoint.ip().octets(),
+        port: backend.endpoint.port().to_be_bytes(),
+        service: backend.service,
+        abilities,
+        ends: backend.ends().map_or(0, stamp),
+        ..Backend::default()
+    }
+}
+
+/// What an earlier daemon has noted of a backend's duty.
+pub(super) fn duty(record: &Backend, now: Monotonic) -> Duty {
+    let until = Monotonic::from_boot(Duration::from_nanos(u64::from(record.ends) << STAMP_SHIFT));
+    if record.abilities & ability::LEAVING != 0 {
+        Duty::Leave { until }
+    } else if record.abilities & ability::DRAINED != 0 {
+        Duty::Drain { since: now, from: 0, until }
+    } else {
+        Duty::Serve
+    }
+}
+
+/// What the program must know of a service, but for its number.
+fn value(service: &config::Service, daemon: &Daemon) -> Service {
+    Service {
+        idle_timeout: timeout(service.idle_timeout),
+        half_open_timeout: timeout(daemon.half_open_timeout),
+        closing_timeout: timeout(daemon.closing_timeout),
+        answers: answers(service),
+        selector: match service.method {
+            Method::SourceHash => selector::SOURCE,
+            Method::Maglev => selector::FLOW,
+            _ => selector::NEXT,
+        },
+        options: if follows_exchanges(service) { option::EXCHANGES } else { 0 },
+        persistence_prefix: service.persistence.map_or(0, |persistence| persistence.mask),
+        persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
+        ..Service::default()
+    }
+}
+
+/// Whether the method compares what only requests and their answers show.
+pub(super) fn follows_exchanges(service: &config::Service) -> bool {
+    service.method == Method::LeastResponseTime || service.requests == Requests::Exchange
+}
+
+/// Which refused packets the program answers.
+fn answers(service: &config::Service) -> u8 {
+    let bit = |refusal: Refusal, bit: u8| if refusal == Refusal::Answer { bit } else { 0 };
+    bit(service.no_backend, answer::NO_BACKEND) | bit(service.unknown_flow, answer::UNKNOWN_FLOW)
+}
+
+/// A timeout as the program takes it, rounded up.
+fn timeout(duration: Duration) -> u16 {
+    let units = duration.as_nanos().div_ceil(1 << TIMEOUT_SHIFT);
+    u16::try_from(units).unwrap_or(u16::MAX)
+}
+
+/// A moment as the program stamps it.
+pub(super) fn stamp(now: Monotonic) -> u32 {
+    (now.since_boot().as_nanos() >> STAMP_SHIFT) as u32
+}

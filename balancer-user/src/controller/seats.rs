@@ -1,0 +1,318 @@
+//! Who has which number in the maps: services and backends come, stay over a restart, drain and go. A number is given to
+//! another backend only when no flow is left that could lead to the former.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use balancer_common::{
+    AgeProfile, BackendCounters, BackendId, NextHop, ResponseTimes, ServiceId, ServiceKey, Traffic, ability,
+};
+use bytemuck::Zeroable as _;
+
+use super::{Controller, records};
+use crate::{
+    balance::Balance,
+    clock::Monotonic,
+    config::{self, Config, Requests},
+    responses::Histogram,
+    window::Window,
+};
+
+/// A configured service.
+pub(super) struct LiveService {
+    pub(super) id: ServiceId,
+    pub(super) config: config::Service,
+    pub(super) balance: Balance,
+    /// The ids of its backends, in configured order.
+    pub(super) ids: Vec<BackendId>,
+}
+
+/// What a backend is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duty {
+    /// It takes new flows, if its weight and the way to it allow.
+    Serve,
+    /// The operator drains it: no new flows, and the end of the others at this moment.
+    Drain { since: Monotonic, from: u64, until: Monotonic },
+    /// It is not configured any more: as above, and then it goes.
+    Leave { until: Monotonic },
+}
+
+/// A backend that has a number, and what was counted for it.
+pub(super) struct LiveBackend {
+    pub(super) service: ServiceId,
+    pub(super) protocol: u8,
+    pub(super) endpoint: SocketAddrV4,
+    /// `None` when it has left the configuration.
+    pub(super) config: Option<config::Backend>,
+    pub(super) requests: Requests,
+    pub(super) drain_timeout: Duration,
+    pub(super) duty: Duty,
+    pub(super) hop: Option<NextHop>,
+    pub(super) unreachable_since: Option<Monotonic>,
+    pub(super) traffic: Traffic,
+    pub(super) opened: u64,
+    pub(super) closed: u64,
+    pub(super) asked: u64,
+    pub(super) answered: u64,
+    pub(super) histogram: Option<Window<Histogram>>,
+    /// As it is in the map.
+    pub(super) record: Option<balancer_common::Backend>,
+}
+
+impl LiveBackend {
+    fn new(service: ServiceId, protocol: u8, endpoint: SocketAddrV4, duty: Duty) -> LiveBackend {
+        LiveBackend {
+            service,
+            protocol,
+            endpoint,
+            config: None,
+            requests: Requests::Flow,
+            drain_timeout: Duration::ZERO,
+            duty,
+            hop: None,
+            unreachable_since: None,
+            traffic: Traffic::default(),
+            opened: 0,
+            closed: 0,
+            asked: 0,
+            answered: 0,
+            histogram: None,
+            record: None,
+        }
+    }
+
+    /// Flows that are open now.
+    pub(super) const fn active(&self) -> u64 {
+        self.opened.saturating_sub(self.closed)
+    }
+
+    /// Requests that have no answer yet.
+    pub(super) const fn awaiting(&self) -> u64 {
+        self.asked.saturating_sub(self.answered)
+    }
+
+    /// Adds what the counters have grown by.
+    pub(super) const fn count(&mut self, traffic: Traffic, counted: &BackendCounters) {
+        self.traffic.packets = self.traffic.packets.wrapping_add(traffic.packets);
+        self.traffic.bytes = self.traffic.bytes.wrapping_add(traffic.bytes);
+        self.opened += counted.opened;
+        self.closed += counted.closed;
+        self.asked += counted.asked;
+        self.answered += counted.answered;
+    }
+
+    /// What tells it from others, on every balancer alike: its address and port.
+    pub(super) fn identity(&self) -> u64 {
+        u64::from(u32::from(*self.endpoint.ip())) << 16 | u64::from(self.endpoint.port())
+    }
+
+    /// Its share of the new flows: none if it takes none now.
+    pub(super) fn weight(&self) -> u8 {
+        let takes = self.duty == Duty::Serve && self.unreachable_since.is_none();
+        self.config.as_ref().filter(|_| takes).map_or(0, |config| config.weight.get())
+    }
+
+    /// When the flows that are left are ended, if the time has been set.
+    pub(super) const fn ends(&self) -> Option<Monotonic> {
+        match self.duty {
+            Duty::Serve => None,
+            Duty::Drain { until, .. } | Duty::Leave { until } => Some(until),
+        }
+    }
+}
+
+/// Which numbers the services and backends of a configuration get.
+type Seating = Vec<(ServiceId, Vec<BackendId>)>;
+
+impl Controller {
+    /// Takes over the numbers, flows and counters that an earlier daemon left. Returns its services.
+    pub(super) fn take_over(&mut self, now: Monotonic) -> Result<Vec<(ServiceKey, ServiceId)>> {
+        if !self.datapath.is_adopted() {
+            return Ok(Vec::new());
+        }
+        let services = self.datapath.services()?;
+        let mut highest = None;
+        for id in 0..self.datapath.sizes().backends {
+            let id = BackendId::try_from(id).context("number the backends")?;
+            let record = self.datapath.backend(id)?;
+            let mut seat = None;
+            if record.abilities & ability::SERVE != 0 {
+                let endpoint = SocketAddrV4::new(record.address.into(), u16::from_be_bytes(record.port));
+                let duty = records::duty(&record, now);
+                let of = services.iter().find(|(_, service)| service.id == record.service);
+                let protocol = of.map_or(0, |(key, _)| key.protocol);
+                let backend = LiveBackend::new(record.service, protocol, endpoint, duty);
+                seat = Some(LiveBackend { record: Some(record), ..backend });
+                highest = Some(usize::from(id));
+            }
+            self.backends.push(seat);
+        }
+        self.backends.truncate(highest.map_or(0, |highest| highest + 1));
+        self.make_room(services.iter().map(|(_, service)| usize::from(service.id) + 1).max().unwrap_or(0));
+        // What was counted before counts, but is nobody's load now.
+        self.read_counters()?;
+        self.read_profiles()?;
+        self.count_flows(now)?;
+        Ok(services.into_iter().map(|(key, service)| (key, service.id)).collect())
+    }
+
+    /// Applies a configuration; `left` are the services that the program knows.
+    pub(super) fn apply_after(
+        &mut self,
+        now: Monotonic,
+        config: &Config,
+        left: Vec<(ServiceKey, ServiceId)>,
+    ) -> Result<()> {
+        let seating = self.seat(config, &left)?;
+        self.daemon = config.daemon.clone();
+        let gone = left.iter().filter(|(key, _)| config.services.iter().all(|service| service.key() != *key));
+        for (key, _) in gone {
+            self.datapath.remove_service(key).context("take a service out of its map")?;
+        }
+        let mut before = std::mem::take(&mut self.services);
+        let seated: Vec<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
+        self.make_room(seating.iter().map(|(id, _)| usize::from(*id) + 1).max().unwrap_or(0));
+        for (service, (id, ids)) in config.services.iter().zip(seating) {
+            for (backend, id_of) in service.backends.iter().zip(&ids) {
+                self.seat_backend(now, id, service, backend, *id_of);
+            }
+            let old = before.iter().position(|old| old.id == id).map(|old| before.swap_remove(old));
+            let mut balance = match old {
+                Some(old) => old.balance.with_method(now, service.method),
+                None => {
+                    let mut balance = Balance::new(service.method, config.daemon.window);
+                    if left.iter().any(|(_, known)| *known == id) {
+                        balance.adopt(self.datapath.slots(id));
+                    }
+                    balance
+                }
+            };
+            balance.set_slow_start(service.slow_start);
+            self.services.push(LiveService { id, config: service.clone(), balance, ids });
+        }
+        for (id, backend) in self.backends.iter_mut().enumerate() {
+            let Some(backend) = backend else { continue };
+            if !seated.iter().any(|seated| usize::from(*seated) == id)
+                && !matches!(backend.duty, Duty::Leave { .. })
+            {
+                backend.config = None;
+                backend.duty = Duty::Leave { until: now.plus(backend.drain_timeout) };
+            }
+        }
+        self.cells.resize(self.backends.len() * self.datapath.cpus(), BackendCounters::default());
+        let is_followed = self.services.iter().any(|service| records::follows_exchanges(&service.config));
+        let times = if is_followed { self.cells.len() } else { 0 };
+        self.response_times.resize(times, ResponseTimes::default());
+        self.set_roles()?;
+        self.set_hops(now);
+        self.set_members(now)?;
+        self.write_services()
+    }
+
+    /// Room for what is read of so many services.
+    fn make_room(&mut self, services: usize) {
+        let cpus = self.datapath.cpus();
+        self.cells.resize(self.backends.len() * cpus, BackendCounters::default());
+        let profiles = self.profiles.len().max(services * cpus);
+        self.profiles.resize_with(profiles, AgeProfile::zeroed);
+    }
+
+    /// Finds a number for each service and backend: its own, or a free one. Changes nothing.
+    fn seat(&self, config: &Config, left: &[(ServiceKey, ServiceId)]) -> Result<Seating> {
+        let sizes = self.datapath.sizes();
+        let mut services: Vec<Option<ServiceId>> = config
+            .services
+            .iter()
+            .map(|service| left.iter().find(|(key, _)| *key == service.key()).map(|(_, id)| *id))
+            .collect();
+        // A service's number is in use as long as one of its backends is there, also when it has gone itself.
+        let mut taken: Vec<ServiceId> = left.iter().map(|(_, id)| *id).collect();
+        taken.extend(self.backends.iter().flatten().map(|backend| backend.service));
+        let mut free = (0..sizes.services).filter_map(|id| ServiceId::try_from(id).ok());
+        for id in services.iter_mut().filter(|id| id.is_none()) {
+            *id = free.find(|id| !taken.contains(id));
+            if id.is_none() {
+                bail!(
+                    "no room for another service while others drain: wait, or raise `max-services` ({})",
+                    sizes.services
+                );
+            }
+        }
+        let mut free = (0..sizes.backends as usize)
+            .filter(|id| self.backends.get(*id).is_none_or(Option::is_none))
+            .filter_map(|id| BackendId::try_from(id).ok());
+        let mut seating = Seating::new();
+        for (service, id) in config.services.iter().zip(services.into_iter().flatten()) {
+            let mut ids = Vec::with_capacity(service.backends.len());
+            for backend in &service.backends {
+                let own = self.backends.iter().position(|seat| {
+                    seat.as_ref()
+                        .is_some_and(|seat| seat.service == id && seat.endpoint == backend.address.into())
+                });
+                let seat = own.and_then(|own| BackendId::try_from(own).ok()).or_else(|| free.next());
+                let Some(seat) = seat else {
+                    bail!(
+                        "no room for another backend while others drain: wait, or raise `max-backends` ({})",
+                        sizes.backends
+                    );
+                };
+                ids.push(seat);
+            }
+            seating.push((id, ids));
+        }
+        Ok(seating)
+    }
+
+    fn seat_backend(
+        &mut self,
+        now: Monotonic,
+        service_id: ServiceId,
+        service: &config::Service,
+        backend: &config::Backend,
+        id: BackendId,
+    ) {
+        let place = usize::from(id);
+        if self.backends.len() <= place {
+            self.backends.resize_with(place + 1, || None);
+        }
+        let protocol = service.protocol.number();
+        let endpoint = backend.address.into();
+        let seat = self.backends[place]
+            .get_or_insert_with(|| LiveBackend::new(service_id, protocol, endpoint, Duty::Serve));
+        seat.config = Some(backend.clone());
+        seat.protocol = protocol;
+        seat.requests = service.requests;
+        seat.drain_timeout = service.drain_timeout;
+        if matches!(seat.duty, Duty::Leave { .. }) {
+            seat.duty = Duty::Serve;
+        }
+        let window = self.daemon.window;
+        match records::follows_exchanges(service) {
+            true => _ = seat.histogram.get_or_insert_with(|| Window::new(now, window)),
+            false => seat.histogram = None,
+        }
+    }
+
+    /// The operator's wish: no new flows for a backend, and the end of the others after `deadline` (none: its service's
+    /// `drain-timeout`).
+    pub fn drain(&mut self, now: Monotonic, id: BackendId, deadline: Option<Duration>) -> Result<()> {
+        let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) else { return Ok(()) };
+        let until = now.plus(deadline.unwrap_or(backend.drain_timeout));
+        let (since, from) = match backend.duty {
+            Duty::Drain { since, from, .. } => (since, from),
+            _ => (now, backend.active()),
+        };
+        backend.duty = Duty::Drain { since, from, until };
+        self.set_members(now)?;
+        self.tick(now)
+    }
+
+    /// The operator's wish: a backend that was drained takes new flows again.
+    pub fn enable(&mut self, now: Monotonic, id: BackendId) -> Result<()> {
+        let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) else { return Ok(()) };
+        backend.duty = Duty::Serve;
+        self.set_members(now)?;
+        self.tick(now)
+    }
+}

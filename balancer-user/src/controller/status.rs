@@ -1,0 +1,119 @@
+//! What the controller has to tell.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use balancer_common::{BackendId, Reason};
+
+use super::{
+    Controller,
+    seats::{Duty, LiveBackend, LiveService},
+};
+use crate::{
+    api::{BackendState, BackendStatus, Drain, ResponseTime, ServiceStatus, Status},
+    balance::Score,
+    clock::Monotonic,
+};
+
+impl Controller {
+    /// All that there is to tell.
+    pub fn status(&mut self, now: Monotonic) -> Result<Status> {
+        let drops = self.datapath.read_drops()?;
+        let services = self.services.iter().map(|live| ServiceStatus {
+            name: live.config.name.to_string(),
+            address: live.config.address.into(),
+            protocol: live.config.protocol,
+            method: live.config.method,
+            forward: live.config.forward,
+            backends: self.backends_status(now, live),
+        });
+        Ok(Status {
+            services: services.collect(),
+            interfaces: self.interfaces.clone(),
+            drops: Reason::ALL
+                .iter()
+                .zip(drops)
+                .map(|(reason, count)| (reason.name().to_owned(), count))
+                .collect(),
+            selection_age_ms: millis(now.since(self.selected)),
+            window_ms: millis(now.since(self.started).min(self.daemon.window)),
+        })
+    }
+
+    /// A service's backends in configured order, then those that have left the configuration and still have flows.
+    fn backends_status(&self, now: Monotonic, live: &LiveService) -> Vec<BackendStatus> {
+        let scores = live.balance.scores(now);
+        let configured = live.ids.iter().map(|id| (*id, scores.iter().find(|score| score.id == *id)));
+        let leaving = (0..).zip(&self.backends).filter(|(id, seat)| {
+            !live.ids.contains(id) && seat.as_ref().is_some_and(|seat| seat.service == live.id)
+        });
+        let all = configured.chain(leaving.map(|(id, _)| (id, None)));
+        all.filter_map(|(id, score)| self.backend_status(now, id, score)).collect()
+    }
+
+    fn backend_status(&self, now: Monotonic, id: BackendId, score: Option<&Score>) -> Option<BackendStatus> {
+        let backend = self.backends.get(usize::from(id))?.as_ref()?;
+        let config = backend.config.as_ref();
+        let response_time = |histogram: &crate::window::Window<crate::responses::Histogram>| {
+            let (histogram, responses) = (histogram.totals(now), score?.responses);
+            Some(ResponseTime {
+                answers: responses.count,
+                mean_ms: responses.mean()?.in_micros() as f64 / 1e6,
+                p50_ms: histogram.quantile(0.5)?,
+                p99_ms: histogram.quantile(0.99)?,
+            })
+        };
+        let window = score.map(|score| score.window.traffic).unwrap_or_default();
+        Some(BackendStatus {
+            name: config.map_or_else(|| backend.endpoint.to_string(), |config| config.name.to_string()),
+            address: backend.endpoint,
+            weight: config.map_or(0, |config| config.weight.get()),
+            state: state(backend),
+            active: backend.active(),
+            awaiting: backend.histogram.as_ref().map(|_| backend.awaiting()),
+            response_time: backend.histogram.as_ref().and_then(response_time),
+            drain: drain(backend, now),
+            packets: backend.traffic.packets,
+            bytes: backend.traffic.bytes,
+            window_packets: window.packets,
+            window_bytes: window.bytes,
+            n: score.map_or(0.0, |score| score.n),
+            committed: score.map_or(0.0, |score| score.committed),
+            nw: score.and_then(|score| score.nw),
+            share: score.map_or(0.0, |score| score.share),
+        })
+    }
+}
+
+fn state(backend: &LiveBackend) -> BackendState {
+    match (backend.duty, backend.unreachable_since) {
+        (Duty::Drain { .. }, _) => BackendState::Draining,
+        (Duty::Leave { .. }, _) => BackendState::Leaving,
+        (Duty::Serve, Some(_)) => BackendState::Unreachable,
+        (Duty::Serve, None) => BackendState::Up,
+    }
+}
+
+/// How far a drain has come.
+fn drain(backend: &LiveBackend, now: Monotonic) -> Option<Drain> {
+    let until = backend.ends()?;
+    let remaining = backend.active();
+    let per_second = match backend.duty {
+        Duty::Drain { since, from, .. } => {
+            let elapsed = now.since(since).as_secs_f64();
+            from.saturating_sub(remaining) as f64 / elapsed.max(1.0)
+        }
+        _ => 0.0,
+    };
+    let left = until.since(now).as_secs_f64();
+    let estimate = (per_second > 0.0).then(|| (remaining as f64 / per_second).min(left));
+    Some(Drain {
+        deadline_s: left,
+        flows_per_s: per_second,
+        estimate_s: if remaining == 0 { Some(0.0) } else { estimate },
+    })
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,233 @@
+//! The walk over the flow table, a slice with each tick: what is silent for too long is freed, what leads to a backend that
+//! is gone is ended, and what counts as active is counted anew.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use balancer_common::{BackendId, Control, FlowEntry, FlowState, TCP, flags};
+
+use super::{
+    Controller,
+    records::stamp,
+    seats::{Duty, LiveBackend},
+};
+use crate::clock::Monotonic;
+
+/// How long one walk over the flow table takes.
+const SWEEP_TIME: Duration = Duration::from_secs(1);
+/// After how long a backend that can't be reached counts as down: its link-layer address may only be asked for again.
+const DOWN_AFTER: Duration = Duration::from_secs(3);
+
+/// A walk, as far as it has come.
+pub(super) struct Walk {
+    next: usize,
+    /// Buckets that are left of it.
+    left: usize,
+    at: Monotonic,
+    /// By `BackendId`.
+    census: Vec<Census>,
+    /// Whether it is over, and its census not yet compared.
+    is_over: bool,
+}
+
+/// What a walk saw of one backend's flows, and what the counters said when it began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Census {
+    flows: u64,
+    active: u64,
+    awaiting: u64,
+    opened: u64,
+    closed: u64,
+    asked: u64,
+    answered: u64,
+}
+
+/// Which flows of a backend are ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doom {
+    None,
+    /// Those that lose nothing by being scheduled anew: UDP, and half-open connections.
+    Light,
+    All,
+}
+
+impl Walk {
+    pub(super) const fn new(now: Monotonic) -> Walk {
+        Walk { next: 0, left: 0, at: now, census: Vec::new(), is_over: false }
+    }
+}
+
+impl Census {
+    /// Before a walk.
+    fn of(backend: Option<&LiveBackend>) -> Census {
+        backend.map_or_else(Census::default, |backend| Census {
+            opened: backend.opened,
+            closed: backend.closed,
+            asked: backend.asked,
+            answered: backend.answered,
+            ..Census::default()
+        })
+    }
+
+    fn add(&mut self, control: Control) {
+        self.flows += 1;
+        self.active += u64::from(control.flags() & flags::ACTIVE != 0);
+        self.awaiting += u64::from(control.flags() & flags::AWAITING != 0);
+    }
+}
+
+impl Controller {
+    /// Walks on over the flow table, as far as the time since the last slice asks for. Called after the counters were read.
+    pub(super) fn sweep(&mut self, now: Monotonic) -> Result<()> {
+        if self.walk.is_over {
+            self.compare();
+            self.free_seats()?;
+            self.walk.is_over = false;
+        }
+        if self.walk.left == 0 {
+            self.begin_walk();
+        }
+        let elapsed = now.since(self.walk.at).min(SWEEP_TIME);
+        self.walk.at = now;
+        let share = elapsed.as_secs_f64() / SWEEP_TIME.as_secs_f64();
+        let count = (self.datapath.buckets() as f64 * share).ceil() as usize;
+        self.walk_on(now, count);
+        Ok(())
+    }
+
+    /// Walks over all of it at once: for a start, before anything waits for a tick.
+    pub(super) fn count_flows(&mut self, now: Monotonic) -> Result<()> {
+        self.begin_walk();
+        self.walk_on(now, self.datapath.buckets());
+        // The counters were not read since, and nothing bounds what changed: what was seen is taken.
+        for (backend, census) in self.backends.iter_mut().zip(&self.walk.census) {
+            if let Some(backend) = backend {
+                backend.closed = backend.opened.saturating_sub(census.active);
+                backend.answered = backend.asked.saturating_sub(census.awaiting);
+                if let Duty::Drain { from, .. } = &mut backend.duty {
+                    *from = census.active;
+                }
+            }
+        }
+        self.walk.is_over = false;
+        Ok(())
+    }
+
+    fn begin_walk(&mut self) {
+        self.walk.next = 0;
+        self.walk.left = self.datapath.buckets();
+        self.walk.census = self.backends.iter().map(|backend| Census::of(backend.as_ref())).collect();
+    }
+
+    fn walk_on(&mut self, now: Monotonic, count: usize) {
+        let dooms: Vec<Doom> = self
+            .backends
+            .iter()
+            .map(|backend| backend.as_ref().map_or(Doom::All, |backend| doom(backend, now)))
+            .collect();
+        let Walk { next, left, census, .. } = &mut self.walk;
+        let count = count.min(*left);
+        let sweep = self.datapath.sweep(*next, count, stamp(now), |control, entry| {
+            let id = usize::from(entry.backend);
+            if let Some(census) = census.get_mut(id) {
+                census.add(control);
+            }
+            match dooms.get(id) {
+                Some(Doom::All) | None => true,
+                Some(Doom::Light) => is_light(control, entry),
+                Some(Doom::None) => false,
+            }
+        });
+        for (id, ended) in sweep.ended {
+            if let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) {
+                backend.closed += u64::from(ended & flags::ACTIVE != 0);
+                backend.answered += u64::from(ended & flags::AWAITING != 0);
+            }
+        }
+        *next = sweep.next;
+        *left -= count;
+        self.walk.is_over = *left == 0;
+    }
+
+    /// Puts the counts right where a whole walk has seen what they can't explain.
+    ///
+    /// A flow that was there all the time was seen; one that was opened or closed meanwhile may have been. So the true
+    /// count when the walk began, less those closed since, is the least that was seen, and with those opened since, the
+    /// most.
+    fn compare(&mut self) {
+        for (backend, census) in self.backends.iter_mut().zip(&self.walk.census) {
+            let Some(backend) = backend else { continue };
+            let active = [census.opened, census.closed, backend.opened, backend.closed];
+            backend.closed = corrected(active, census.active);
+            let awaiting = [census.asked, census.answered, backend.asked, backend.answered];
+            backend.answered = corrected(awaiting, census.awaiting);
+        }
+    }
+
+    /// Gives the numbers of backends back that have left, and of whose flows a whole walk has seen none.
+    fn free_seats(&mut self) -> Result<()> {
+        let mut is_changed = false;
+        for (id, (seat, census)) in self.backends.iter_mut().zip(&self.walk.census).enumerate() {
+            let is_free = seat.as_ref().is_some_and(|backend| {
+                matches!(backend.duty, Duty::Leave { .. })
+                    && census.flows == 0
+                    && census.opened == backend.opened
+            });
+            if is_free {
+                *seat = None;
+                is_changed = true;
+                self.datapath.set_backend(id as BackendId, &balancer_common::Backend::default())?;
+            }
+        }
+        if is_changed {
+            self.set_roles()?;
+            self.write_backends()?;
+        }
+        Ok(())
+    }
+}
+
+/// The count of what has ended, such that what is left agrees with what was seen of it.
+fn corrected([begun_before, ended_before, begun, ended]: [u64; 4], seen: u64) -> u64 {
+    let before = begun_before.saturating_sub(ended_before);
+    let least = before.saturating_sub(ended - ended_before.min(ended));
+    let most = before + (begun - begun_before.min(begun));
+    if seen < least {
+        ended + (least - seen)
+    } else if seen > most {
+        ended.saturating_sub(seen - most)
+    } else {
+        ended
+    }
+}
+
+fn is_light(control: Control, entry: &FlowEntry) -> bool {
+    entry.key.protocol != TCP || control.state() == FlowState::HalfOpen
+}
+
+fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {
+    if backend.ends().is_some_and(|until| now >= until) {
+        return Doom::All;
+    }
+    match backend.unreachable_since.map(|since| now.since(since)) {
+        Some(time) if time >= DOWN_AFTER && time >= backend.drain_timeout => Doom::All,
+        Some(time) if time >= DOWN_AFTER => Doom::Light,
+        _ => Doom::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_put_right_only_where_nothing_explains_it() {
+        // 10 begun and 4 ended before; 13 and 6 since: 4 to 9 can have been seen.
+        let counts = [10, 4, 13, 6];
+        for (seen, ended) in [(4, 6), (6, 6), (9, 6), (3, 7), (0, 10), (10, 5), (15, 0), (99, 0)] {
+            assert_eq!(corrected(counts, seen), ended, "{seen}");
+        }
+        assert_eq!(corrected([5, 5, 5, 5], 0), 5);
+        assert_eq!(corrected([0, 3, 0, 3], 0), 3, "more ended than begun is nothing left, not less");
+    }
+}
