@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aya::maps::{Map, MapData, PerCpuArray, PerCpuValues};
+use balancer_common::{ResponseTimes, names, response_bucket};
 use balancer_tests::{
     Balancer, Capture, Plan, Topology,
     config::{self, BACKEND_PORT, Service, VIP_PORT},
@@ -130,6 +132,22 @@ impl Scene {
         backends
     }
 
+    /// Lets each backend have given one answer in so many milliseconds, exactly: real ones never tie.
+    fn answer_in(&self, millis: &[u64]) {
+        let pin = self.balancer.place().pins().join("maps").join(names::RESPONSE_TIMES);
+        let map = Map::PerCpuArray(MapData::from_pin(pin).unwrap());
+        let mut map: PerCpuArray<MapData, [u64; 32]> = PerCpuArray::try_from(map).unwrap();
+        for (id, millis) in (0..).zip(millis) {
+            // Units of 1,024 ns.
+            let time = millis * 1_000;
+            let mut times = ResponseTimes { sum: time, count: 1, ..ResponseTimes::default() };
+            times.histogram[response_bucket(time as u32)] = 1;
+            let mut values = vec![[0; 32]; aya::util::nr_cpus().unwrap()];
+            values[0] = bytemuck::cast(times);
+            map.set(id, PerCpuValues::try_from(values).unwrap(), 0).unwrap();
+        }
+    }
+
     fn assert_nothing_refused(&self) {
         assert_eq!(status::drops(&status::read_fresh(&self.balancer).unwrap()), []);
     }
@@ -157,6 +175,19 @@ struct Load {
     step: u64,
 }
 
+/// How the loads of a table are brought in, and where they show.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// So many packets in the window.
+    Packets,
+    /// So many bytes.
+    Bytes,
+    /// So many open flows.
+    Flows,
+    /// So many open flows that take so long to be answered.
+    FlowsAndTimes,
+}
+
 #[derive(Deserialize)]
 struct Row {
     pick: String,
@@ -169,7 +200,7 @@ impl Table {
         let tables: Tables = serde_json::from_str(include_str!("../vectors/selection-tables.json")).unwrap();
         let table = tables.cases.into_iter().find(|table| table.name == name).unwrap();
         assert!(table.expect.len() == 8 && table.adds == [1; 8], "another table than was published");
-        assert!(table.services.iter().all(|service| service.step == 1));
+        assert!(table.services.iter().all(|service| service.load % service.step == 0));
         table
     }
 
@@ -178,16 +209,28 @@ impl Table {
         self.expect.iter().map(|row| number(row).unwrap() + 1).collect()
     }
 
+    /// How many flows bring the loads in.
     fn loads(&self) -> Vec<u64> {
-        self.services.iter().map(|service| service.load).collect()
+        self.services.iter().map(|service| service.load / service.step).collect()
+    }
+
+    fn kind(&self) -> Kind {
+        match &*self.method {
+            "least-packets" => Kind::Packets,
+            "least-bandwidth" => Kind::Bytes,
+            "least-request" => Kind::Flows,
+            "least-response-time" => Kind::FlowsAndTimes,
+            other => panic!("no table of {other} was published"),
+        }
     }
 
     /// A balancer with this table's loads in its windows, brought there by real packets.
     fn scene(&self) -> Scene {
-        let method = match &*self.method {
-            "least-packets" => "least-packets",
-            "least-bandwidth" => "least-bandwidth",
-            other => panic!("{other} compares what packets alone do not show"),
+        let method = match self.kind() {
+            Kind::Packets => "least-packets",
+            Kind::Bytes => "least-bandwidth",
+            Kind::Flows => "least-request",
+            Kind::FlowsAndTimes => "least-response-time",
         };
         let weights: Vec<u8> = self.services.iter().map(|service| service.weight.unwrap_or(1)).collect();
         let mut scene = Scene::new(method, &weights);
@@ -198,8 +241,23 @@ impl Table {
         }
         let all: Vec<u8> = (1..).take(weights.len()).collect();
         scene.only(&all);
-        scene.wait_for_window(&self.loads());
+        self.wait_for_loads(&scene, &self.loads());
         scene
+    }
+
+    fn wait_for_loads(&self, scene: &Scene, loads: &[u64]) -> Vec<BackendStatus> {
+        if matches!(self.kind(), Kind::Packets | Kind::Bytes) {
+            return scene.wait_for_window(loads);
+        }
+        if self.kind() == Kind::FlowsAndTimes {
+            let times: Vec<u64> = self.services.iter().map(|service| service.step).collect();
+            scene.answer_in(&times);
+            scene.wait("the answers", |status| {
+                let means = status::each(status, |backend| backend.response_time.map(|time| time.mean_ms));
+                means == times.iter().map(|time| Some(*time as f64 * 1.024)).collect::<Vec<_>>()
+            });
+        }
+        scene.wait("the open flows", |status| status::each(status, |backend| backend.active) == loads)
     }
 
     /// N, or Nw where there are weights: what the table shows.
@@ -216,24 +274,25 @@ fn play_at_once(name: &str) {
     assert_eq!(scene.send_at_once(8), table.picks(), "{name}");
     let mut loads = table.loads();
     table.picks().iter().for_each(|pick| loads[pick - 1] += 1);
-    scene.wait_for_window(&loads);
+    table.wait_for_loads(&scene, &loads);
     scene.assert_nothing_refused();
 }
 
 /// The table row by row, each with the counted load of the row before.
 fn play_row_by_row(name: &str) {
     let table = Table::read(name);
+    let shows_n = matches!(table.kind(), Kind::Packets | Kind::Flows);
     let mut scene = table.scene();
     let mut loads = table.loads();
-    let mut backends = scene.wait_for_window(&loads);
+    let mut backends = table.wait_for_loads(&scene, &loads);
     for (row, pick) in table.expect.iter().zip(table.picks()) {
-        if table.method == "least-packets" {
+        if shows_n {
             assert_eq!(table.shown(&backends, pick), row.before, "{name}: before {loads:?}");
         }
         assert_eq!(scene.send_at_once(1), [pick], "{name}: after {loads:?}");
         loads[pick - 1] += 1;
-        backends = scene.wait_for_window(&loads);
-        if table.method == "least-packets" {
+        backends = table.wait_for_loads(&scene, &loads);
+        if shows_n {
             assert_eq!(table.shown(&backends, pick), row.after, "{name}: after {loads:?}");
         }
     }
@@ -278,6 +337,46 @@ fn the_weighted_table_of_least_bandwidth_at_once() {
 #[test]
 fn the_weighted_table_of_least_bandwidth_row_by_row() {
     play_row_by_row("least-bandwidth-weighted-formula");
+}
+
+#[test]
+fn the_table_of_least_request_at_once() {
+    play_at_once("least-request");
+}
+
+#[test]
+fn the_table_of_least_request_row_by_row() {
+    play_row_by_row("least-request");
+}
+
+#[test]
+fn the_weighted_table_of_least_request_at_once() {
+    play_at_once("least-request-weighted");
+}
+
+#[test]
+fn the_weighted_table_of_least_request_row_by_row() {
+    play_row_by_row("least-request-weighted");
+}
+
+#[test]
+fn the_table_of_least_response_time_at_once() {
+    play_at_once("least-response-time");
+}
+
+#[test]
+fn the_table_of_least_response_time_row_by_row() {
+    play_row_by_row("least-response-time");
+}
+
+#[test]
+fn the_weighted_table_of_least_response_time_at_once() {
+    play_at_once("least-response-time-weighted");
+}
+
+#[test]
+fn the_weighted_table_of_least_response_time_row_by_row() {
+    play_row_by_row("least-response-time-weighted");
 }
 
 #[test]
