@@ -172,6 +172,9 @@ const PERSISTENCE: Schema = Schema {
     keys: &[Key::new("mask", "mask = 32"), Key::new("timeout", "timeout = \"2m\"")],
     later: &[],
 };
+/// How long flows may stay on a backend that takes no more, unless the service says otherwise.
+pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
 const FORWARDS_LATER: &[&str] = &["full-nat", "dsr", "ipip", "gue"];
 
 impl Service {
@@ -198,7 +201,7 @@ impl Service {
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
         let drain_timeouts = value::duration(Duration::ZERO..=Duration::from_secs(24 * 3600));
         let drain_timeout =
-            section.optional("drain-timeout", Duration::from_secs(60), drain_timeouts, findings);
+            section.optional("drain-timeout", DEFAULT_DRAIN_TIMEOUT, drain_timeouts, findings);
         let persistence = match section.get("persistence") {
             Some(value) => Persistence::read(value, findings).map(Some),
             None => Some(None),

@@ -68,7 +68,7 @@ impl LiveBackend {
             endpoint,
             config: None,
             requests: Requests::Flow,
-            drain_timeout: Duration::ZERO,
+            drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
             hop: None,
             unreachable_since: None,
@@ -197,6 +197,10 @@ impl Controller {
                 && !matches!(backend.duty, Duty::Leave { .. })
             {
                 backend.config = None;
+                // An earlier daemon's may not have been known: its service's is as good.
+                if let Some(service) = self.services.iter().find(|service| service.id == backend.service) {
+                    backend.drain_timeout = service.config.drain_timeout;
+                }
                 backend.duty = Duty::Leave { until: now.plus(backend.drain_timeout) };
             }
         }

@@ -1,0 +1,169 @@
+//! What outlives a daemon, and a changed configuration: flows, counters, and who drains.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddrV4, TcpStream},
+    time::{Duration, Instant},
+};
+
+use balancer_tests::{
+    Balancer, Plan, Topology,
+    config::{self, BACKEND_PORT, Service, VIP_PORT},
+    echo::Echo,
+    eventually, operator,
+    status::{self, each},
+    topology::{VIP, backend_address},
+};
+use balancer_user::api::{BackendState, Status};
+
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// Backends that echo what they get over TCP, and a balancer before them.
+struct Scene {
+    // The balancer goes before its namespace.
+    balancer: Option<Balancer>,
+    _echoes: Vec<Echo>,
+    bench: Topology,
+}
+
+fn service(weights: &[u8], more: &'static str) -> Service {
+    Service { more, ..Service::new("tcp", "round-robin", weights) }
+}
+
+impl Scene {
+    fn new(daemon: &str, service: Service) -> Scene {
+        let bench = Plan::backends(service.backends.len() as u8).build().unwrap();
+        let echo = |(number, netns)| {
+            Echo::tcp(netns, SocketAddrV4::new(backend_address(number), BACKEND_PORT)).unwrap()
+        };
+        let echoes = (1..).zip(&bench.backends).map(echo).collect();
+        let balancer = Balancer::start(&bench.balancer, &config::text(daemon, &[service])).unwrap();
+        status::wait_until_up(&balancer).unwrap();
+        Scene { balancer: Some(balancer), _echoes: echoes, bench }
+    }
+
+    fn balancer(&self) -> &Balancer {
+        self.balancer.as_ref().unwrap()
+    }
+
+    fn connect(&self) -> TcpStream {
+        let address = SocketAddrV4::new(VIP, VIP_PORT).into();
+        let stream = self.bench.client.run(|| Ok(TcpStream::connect_timeout(&address, LIMIT)?)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// Ends the daemon hard, and starts another one with a configuration.
+    fn crash_and_start(&mut self, daemon: &str, service: Service) -> Status {
+        let place = self.balancer.take().unwrap().crash();
+        place.write_config(&config::text(daemon, &[service])).unwrap();
+        self.balancer = Some(Balancer::start_in(place, &self.bench.balancer).unwrap());
+        status::read_fresh(self.balancer()).unwrap()
+    }
+
+    fn wait(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
+        status::wait(self.balancer(), what, wanted).unwrap()
+    }
+}
+
+/// Sends bytes, and gets the same ones back.
+#[track_caller]
+fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    let mut echoed = vec![0; bytes.len()];
+    stream.read_exact(&mut echoed).unwrap();
+    assert_eq!(echoed, bytes);
+}
+
+/// Waits until a connection is reset; it goes on until then.
+#[track_caller]
+fn wait_for_reset(stream: &mut TcpStream) -> Duration {
+    let start = Instant::now();
+    let end = eventually(LIMIT, "the connection's reset", || {
+        let mut byte = [0; 1];
+        match stream.write_all(b"x").and_then(|()| stream.read_exact(&mut byte)) {
+            Ok(()) => None,
+            Err(error) => Some(error.kind()),
+        }
+    });
+    assert_eq!(end.unwrap(), ErrorKind::ConnectionReset);
+    start.elapsed()
+}
+
+fn actives(status: &Status) -> Vec<u64> {
+    each(status, |backend| backend.active)
+}
+
+#[test]
+fn connections_and_counts_go_on_after_a_crash() {
+    let mut scene = Scene::new("", service(&[1, 1, 1], ""));
+    let mut streams: Vec<TcpStream> = (0..6).map(|_| scene.connect()).collect();
+    streams.iter_mut().for_each(|stream| exchange(stream, b"before"));
+    let before = scene.wait("six connections", |status| actives(status) == [2, 2, 2]);
+    let packets = each(&before, |backend| backend.packets);
+
+    let after = scene.crash_and_start("", service(&[1, 1, 1], ""));
+    assert_eq!(actives(&after), [2, 2, 2]);
+    let counted = each(&after, |backend| backend.packets);
+    assert!(
+        counted.iter().zip(&packets).all(|(after, before)| after >= before),
+        "{counted:?} after {packets:?}"
+    );
+    streams.iter_mut().for_each(|stream| exchange(stream, &[7; 3_000]));
+    drop(streams);
+    scene.wait("their end", |status| actives(status) == [0, 0, 0]);
+    // The turn goes on too.
+    let mut streams: Vec<TcpStream> = (0..3).map(|_| scene.connect()).collect();
+    streams.iter_mut().for_each(|stream| exchange(stream, b"after"));
+    scene.wait("three new ones", |status| actives(status) == [1, 1, 1]);
+}
+
+#[test]
+fn a_backend_that_left_the_configuration_drains_and_goes() {
+    let mut scene = Scene::new("", service(&[1, 1], "drain-timeout = \"3s\""));
+    let mut streams: Vec<TcpStream> = (0..2).map(|_| scene.connect()).collect();
+    scene.wait("two connections", |status| actives(status) == [1, 1]);
+    let mut left = service(&[1, 1], "drain-timeout = \"3s\"");
+    left.backends.remove(0);
+    let status = scene.crash_and_start("", left);
+    assert_eq!(each(&status, |backend| backend.state), [BackendState::Up, BackendState::Leaving]);
+    assert_eq!(actives(&status), [1, 1]);
+    streams.iter_mut().for_each(|stream| exchange(stream, b"still there"));
+    let mut new: Vec<TcpStream> = (0..4).map(|_| scene.connect()).collect();
+    new.iter_mut().for_each(|stream| exchange(stream, b"elsewhere"));
+    scene.wait("no new flow where none should be", |status| actives(status) == [5, 1]);
+    // Round robin: the first connection is with the first backend.
+    wait_for_reset(&mut streams[0]);
+    exchange(&mut streams[1], b"not disturbed");
+    scene.wait("its number to be free", |status| each(status, |backend| backend.state) == [BackendState::Up]);
+    new.iter_mut().for_each(|stream| exchange(stream, b"not disturbed"));
+}
+
+#[test]
+fn what_the_maps_cannot_hold_is_refused_until_begun_afresh() {
+    let mut scene = Scene::new("max-flows = 2048", service(&[1], ""));
+    let mut stream = scene.connect();
+    exchange(&mut stream, b"before");
+    let place = scene.balancer.take().unwrap().crash();
+    place.write_config(&config::text("max-flows = 4096", &[service(&[1], "")])).unwrap();
+    let said = operator::refused(&scene.bench.balancer, &place.config()).unwrap();
+    for part in ["`max-flows` can't change without loss", "--fresh"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // The old program goes on as it was.
+    exchange(&mut stream, b"go on");
+    let binary = balancer_tests::process::balancer_binary().unwrap();
+    let mut command = scene.bench.balancer.command(binary);
+    command.args(["run", "--fresh", "-c"]).arg(place.config());
+    let mut fresh = balancer_tests::Process::spawn(&mut command).unwrap();
+    let log = eventually(LIMIT, "the fresh start", || {
+        let log = fresh.log();
+        (log.contains("balancing on") || fresh.ended().unwrap().is_some()).then_some(log)
+    });
+    assert!(log.as_ref().unwrap().contains("balancing on"), "{log:?}");
+    wait_for_reset(&mut stream);
+    let mut stream = scene.connect();
+    exchange(&mut stream, b"anew");
+    fresh.kill();
+}
