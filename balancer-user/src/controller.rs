@@ -100,6 +100,11 @@ impl Controller {
         self.apply_after(now, config, left)
     }
 
+    /// How the daemon itself runs.
+    pub const fn daemon(&self) -> &Daemon {
+        &self.daemon
+    }
+
     /// The program, to be attached.
     pub fn datapath_mut(&mut self) -> &mut Datapath {
         &mut self.datapath

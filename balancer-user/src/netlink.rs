@@ -86,8 +86,12 @@ impl Netlink {
         }
     }
 
-    /// Keeps `network` in step with the kernel until its receivers are gone.
-    pub async fn follow(mut self, addresses: Vec<Ipv4Addr>, network: watch::Sender<Network>) -> Result<()> {
+    /// Keeps `network` in step with the kernel, with the routes to the latest `addresses`, until its receivers are gone.
+    pub async fn follow(
+        mut self,
+        mut addresses: watch::Receiver<Vec<Ipv4Addr>>,
+        network: watch::Sender<Network>,
+    ) -> Result<()> {
         let mut confirm = tokio::time::interval(CONFIRM);
         loop {
             tokio::select! {
@@ -103,7 +107,7 @@ impl Netlink {
                                 is_changed
                             });
                             // A neighbour that was forgotten is asked for at once: until then its flows are refused.
-                            let seen = network.borrow().clone();
+                            let (seen, addresses) = (network.borrow().clone(), addresses.borrow().clone());
                             self.confirm(&seen, &addresses).await;
                             continue;
                         }
@@ -111,13 +115,17 @@ impl Netlink {
                     }
                 }
                 _ = confirm.tick() => {
-                    let seen = network.borrow().clone();
+                    let (seen, addresses) = (network.borrow().clone(), addresses.borrow().clone());
                     self.confirm(&seen, &addresses).await;
                     continue;
                 }
+                changed = addresses.changed() => changed.context("follow the backends' addresses")?,
                 () = network.closed() => return Ok(()),
             }
-            let now = self.read(&addresses).await?;
+            let wanted = addresses.borrow_and_update().clone();
+            let now = self.read(&wanted).await?;
+            // New backends' neighbours are asked for at once.
+            self.confirm(&now, &wanted).await;
             network.send_if_modified(|seen| {
                 let is_changed = *seen != now;
                 *seen = now;

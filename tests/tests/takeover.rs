@@ -167,3 +167,61 @@ fn what_the_maps_cannot_hold_is_refused_until_begun_afresh() {
     exchange(&mut stream, b"anew");
     fresh.kill();
 }
+
+#[test]
+fn a_reload_changes_what_the_file_changes_and_nothing_else() {
+    let scene = Scene::new("", service(&[1, 1, 1], ""));
+    let reload = |service: Service| scene.balancer().reload(&config::text("", &[service])).unwrap();
+    let program = || operator::xdp(&scene.bench.balancer, "lc").unwrap().unwrap().program;
+    let mut streams: Vec<TcpStream> = (0..3).map(|_| scene.connect()).collect();
+    let before = scene.wait("three connections", |status| actives(status) == [1, 1, 1]);
+    let id = program();
+    for _ in 0..20 {
+        reload(service(&[1, 1, 1], ""));
+        streams.iter_mut().for_each(|stream| exchange(stream, b"on and on"));
+    }
+    let after = status::read_fresh(scene.balancer()).unwrap();
+    assert_eq!((program(), actives(&after)), (id, vec![1, 1, 1]));
+    assert!(after.window_ms > before.window_ms, "the window goes on");
+    assert!(after.services[0].backends[0].window_packets >= 40, "{after:?}");
+
+    // Weight 0: what is there goes on, nothing new comes.
+    reload(service(&[0, 1, 1], ""));
+    scene.wait("the weight", |status| each(status, |backend| backend.weight) == [0, 1, 1]);
+    let mut more: Vec<TcpStream> = (0..4).map(|_| scene.connect()).collect();
+    more.iter_mut().chain(&mut streams).for_each(|stream| exchange(stream, b"on"));
+    scene.wait("the others' flows", |status| actives(status) == [1, 3, 3]);
+
+    // What is no configuration changes nothing.
+    scene.balancer().reload("[daemon]\ninterfaces = [\"lc\", \"lk\"]\ntock = \"1s\"\n").unwrap();
+    let said = eventually(LIMIT, "the refusal in the log", || {
+        let log = scene.balancer().log();
+        log.contains("unknown key `tock`").then_some(log)
+    });
+    let said = said.unwrap();
+    assert!(said.contains("reload refused, nothing has changed"), "{said}");
+    scene.balancer().reload(&config::text("max-flows = 2048", &[service(&[1, 1, 1], "")])).unwrap();
+    let said = eventually(LIMIT, "the second refusal in the log", || {
+        let log = scene.balancer().log();
+        log.contains("`max-flows`").then_some(log)
+    });
+    assert!(said.unwrap().contains("can't change while the balancer runs"));
+    assert_eq!(each(&status::read_fresh(scene.balancer()).unwrap(), |backend| backend.weight), [0, 1, 1]);
+
+    // The second goes, and its flows with the drain timeout; the first comes back.
+    let mut without = service(&[1, 1, 1], "drain-timeout = \"1s\"");
+    without.backends.remove(1);
+    reload(without);
+    let gone = [BackendState::Up, BackendState::Up, BackendState::Leaving];
+    scene.wait("the second to leave", |status| each(status, |backend| backend.state) == gone);
+    wait_for_reset(&mut streams[1]);
+    scene.wait("its number to be free", |status| actives(status).len() == 2);
+    exchange(&mut streams[0], b"on");
+    exchange(&mut streams[2], b"on");
+    reload(service(&[1, 1, 1], ""));
+    scene.wait("three again", |status| {
+        each(status, |backend| (backend.state, backend.share > 0.0)) == [(BackendState::Up, true); 3]
+    });
+    let mut again: Vec<TcpStream> = (0..3).map(|_| scene.connect()).collect();
+    again.iter_mut().for_each(|stream| exchange(stream, b"round"));
+}

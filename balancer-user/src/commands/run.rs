@@ -1,6 +1,6 @@
 //! `balancer run`: from the configuration to the program on its interfaces, and the loop that steers it.
 
-use std::{io::IsTerminal as _, process::ExitCode, sync::Arc, time::Duration};
+use std::{io::IsTerminal as _, net::Ipv4Addr, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::{
@@ -16,7 +16,7 @@ use crate::{
     attach::{self, Attachments, Interfaces},
     cli::RunArgs,
     clock::Monotonic,
-    config::{Config, Daemon},
+    config::Config,
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
     instance::Instance,
@@ -35,7 +35,7 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     start_log()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the event loop")?;
-    runtime.block_on(balance(config, arguments.fresh))?;
+    runtime.block_on(balance(config, arguments))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -52,7 +52,7 @@ fn start_log() -> Result<()> {
     tracing_log::LogTracer::init().context("join the program's log lines to the log")
 }
 
-async fn balance(config: Config, is_fresh: bool) -> Result<()> {
+async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
     let daemon = config.daemon.clone();
     let _instance = Instance::claim(&daemon)?;
     let netlink = Netlink::open()?;
@@ -60,7 +60,7 @@ async fn balance(config: Config, is_fresh: bool) -> Result<()> {
     let server = Server::bind(&daemon.socket).await?;
 
     let pins = daemon.pin_path.as_deref();
-    if let (Some(pins), true) = (pins, is_fresh) {
+    if let (Some(pins), true) = (pins, arguments.fresh) {
         remove_pinned_maps(pins)?;
     }
     let mut controller = load(config)?;
@@ -80,14 +80,17 @@ async fn balance(config: Config, is_fresh: bool) -> Result<()> {
     }
     let mut attachments = attached?;
     controller.tick(Monotonic::now())?;
+    // The interfaces as they are with the program: what is followed from here on.
+    let network = netlink.read(&addresses).await?;
     controller.set_interfaces(attachments.mode);
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
 
     let (to_controller, from_kernel) = watch::channel(network);
+    let (to_netlink, addresses) = watch::channel(addresses);
     let (publish, published) = watch::channel(Arc::new(controller.status(Monotonic::now())?));
     let serve = server.serve(published, std::future::pending());
     tokio::select! {
-        result = steer(&daemon, &mut controller, &mut attachments, from_kernel, &publish) => result,
+        result = steer(&arguments.config, &mut controller, &mut attachments, (from_kernel, to_netlink), &publish) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -109,10 +112,7 @@ fn load(config: Config) -> Result<Controller> {
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
-async fn first_network(
-    netlink: &Netlink,
-    addresses: &[std::net::Ipv4Addr],
-) -> Result<crate::network::Network> {
+async fn first_network(netlink: &Netlink, addresses: &[Ipv4Addr]) -> Result<crate::network::Network> {
     let deadline = Monotonic::now().plus(NEIGHBOURS_AT_START);
     loop {
         let network = netlink.read(addresses).await?;
@@ -124,17 +124,29 @@ async fn first_network(
     }
 }
 
+/// Applies the file as it is now.
+fn reload(file: &Path, controller: &mut Controller) -> Result<()> {
+    let config = Config::load(file)?;
+    let fixed = controller.daemon().fixed_changes(&config.daemon);
+    if !fixed.is_empty() {
+        bail!("{} can't change while the balancer runs: put it back, or restart", fixed.join(", "));
+    }
+    controller.apply(Monotonic::now(), &config)?;
+    tracing::info!("reloaded {}", file.display());
+    Ok(())
+}
+
 async fn steer(
-    daemon: &Daemon,
+    file: &Path,
     controller: &mut Controller,
     attachments: &mut Attachments,
-    mut network: watch::Receiver<crate::network::Network>,
+    (mut network, addresses): (watch::Receiver<crate::network::Network>, watch::Sender<Vec<Ipv4Addr>>),
     publish: &watch::Sender<Arc<Status>>,
 ) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
-    let mut tick = interval(daemon.tick);
+    let mut tick = interval(controller.daemon().tick);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut shown = Monotonic::now();
     loop {
@@ -142,7 +154,13 @@ async fn steer(
             biased;
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
-            _ = hangup.recv() => tracing::warn!("SIGHUP: reload is not supported yet; restart to apply a changed file"),
+            _ = hangup.recv() => match reload(file, controller) {
+                Ok(()) => {
+                    addresses.send_replace(controller.backend_addresses());
+                    controller.tick(Monotonic::now())?;
+                }
+                Err(error) => tracing::error!("reload refused, nothing has changed: {error:#}"),
+            },
             changed = network.changed() => {
                 if changed.is_err() {
                     bail!("the kernel's routes and neighbours are no longer followed");

@@ -82,6 +82,22 @@ const LONGEST_SOCKET: usize = 107;
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Daemon {
+    /// The keys in which `other` differs that can't change while the daemon runs.
+    pub fn fixed_changes(&self, other: &Daemon) -> Vec<&'static str> {
+        let keys = [
+            ("`interfaces`", self.interfaces != other.interfaces),
+            ("`xdp-mode`", self.xdp_mode != other.xdp_mode),
+            ("`socket`", self.socket != other.socket),
+            ("`pin-path`", self.pin_path != other.pin_path),
+            ("`tick`", self.tick != other.tick),
+            ("`window`", self.window != other.window),
+            ("`max-flows`", self.max_flows != other.max_flows),
+            ("`max-services`", self.max_services != other.max_services),
+            ("`max-backends`", self.max_backends != other.max_backends),
+        ];
+        keys.into_iter().filter(|(_, is_changed)| *is_changed).map(|(key, _)| key).collect()
+    }
+
     /// `None` only where a fault was found.
     pub(super) fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<Daemon> {
         let section = Section::open(&DAEMON, value, findings)?;
