@@ -23,8 +23,8 @@ pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
-    Backend, BackendId, LAYOUT_VERSION, Layout, Service, ServiceId, ServiceKey, ability, answer, option,
-    role, selector,
+    Backend, BackendId, ClientKey, LAYOUT_VERSION, Layout, Remembered, Service, ServiceId, ServiceKey,
+    ability, answer, option, role, selector,
 };
 
 /// IP protocol number of TCP (RFC 9293).
@@ -63,6 +63,8 @@ pub mod names {
     pub const PORTS: &str = "PORTS";
     /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
     pub const COUNTERS: &str = "COUNTERS";
+    /// `LruHashMap<ClientKey, Remembered>`: which backend a client had. Read and written when a flow is opened.
+    pub const CLIENTS: &str = "CLIENTS";
     /// `PerCpuArray<ResponseTimes>`, indexed by `BackendId`.
     pub const RESPONSE_TIMES: &str = "RESPONSE_TIMES";
     /// `PerCpuArray<u64>` of one: the stamp (high half) and how many ICMP messages were sent within it.

@@ -109,6 +109,34 @@ pub mod ability {
     pub const LEAVING: u32 = 8;
 }
 
+/// A client that a service remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct ClientKey {
+    /// The leading bits of its address, network order.
+    pub address: [u8; 4],
+    /// The service.
+    pub service: ServiceId,
+    /// Always 0.
+    pub reserved: u16,
+}
+
+const _: () = assert!(size_of::<ClientKey>() == 8);
+
+/// What a service remembers of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct Remembered {
+    /// When its last flow was opened, in units of 2^`STAMP_SHIFT` ns.
+    pub stamp: u32,
+    /// The backend that it had.
+    pub backend: BackendId,
+    /// Always 0.
+    pub reserved: u16,
+}
+
+const _: () = assert!(size_of::<Remembered>() == 8);
+
 /// By what a daemon knows whether it understands the maps that an earlier one has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]

@@ -1,8 +1,8 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, NextHop, Reason, ResponseTimes, RingWord,
-    Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, NextHop, Reason, Remembered,
+    ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
 };
 
 /// The memory of the flow table.
@@ -37,6 +37,10 @@ pub trait Environment: FlowMemory {
     fn slot(&self, service: ServiceId, half: usize, slot: usize) -> Option<BackendId>;
     /// The backend in this slot.
     fn backend(&self, id: BackendId) -> Option<Backend>;
+    /// What a service remembers of a client; nothing but zeros if it does not.
+    fn remembered(&self, client: &ClientKey) -> Remembered;
+    /// Has a service remember a client.
+    fn remember(&self, client: &ClientKey, value: &Remembered);
     /// The next hop with this index.
     fn next_hop(&self, index: u32) -> Option<NextHop>;
     /// This CPU's counters of a backend, valid and aligned.

@@ -18,6 +18,7 @@ mod exchange;
 mod open;
 pub mod packet;
 pub mod parse;
+mod persist;
 pub mod process;
 mod rewrite;
 pub mod state;

@@ -13,13 +13,14 @@ use aya_ebpf::{
         bpf_xdp_get_buff_len,
     },
     macros::{map, xdp},
-    maps::{Array, DevMap, HashMap, PerCpuArray},
+    maps::{Array, DevMap, HashMap, LruHashMap, PerCpuArray},
     programs::XdpContext,
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, EXCHANGE_SHIFT, HALVES, Layout, MAX_PORTS,
-    NextHop, RING_SLOTS, Reason, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, EXCHANGE_SHIFT, HALVES, Layout,
+    MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service,
+    ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 
@@ -37,6 +38,8 @@ static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, 0);
 static ADDRESSES: HashMap<[u8; 4], u32> = HashMap::with_max_entries(1, 0);
 #[map]
 static ENDPOINTS: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1, 0);
+#[map]
+static CLIENTS: LruHashMap<ClientKey, Remembered> = LruHashMap::with_max_entries(1, 0);
 #[map]
 static RINGS: Array<Ring> = Array::with_max_entries(1, MMAPABLE);
 #[map]
@@ -244,6 +247,21 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn backend(&self, id: BackendId) -> Option<Backend> {
         BACKENDS.get(u32::from(id)).copied()
+    }
+
+    #[inline(always)]
+    fn remembered(&self, client: &ClientKey) -> Remembered {
+        match CLIENTS.get_ptr(client) {
+            // SAFETY: valid and aligned; read whole, and whatever is read is judged by whoever reads it.
+            Some(value) => unsafe { ptr::read_volatile(value) },
+            None => Remembered { stamp: 0, backend: 0, reserved: 0 },
+        }
+    }
+
+    #[inline(always)]
+    fn remember(&self, client: &ClientKey, value: &Remembered) {
+        // It fails only where the kernel has no memory: the client is not remembered then.
+        let _ = CLIENTS.insert(client, value, 0);
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use crate::{
     answer::is_unicast,
     checksum::Delta,
     parse::{Parsed, tcp},
+    persist,
     table::{self, Found},
 };
 
@@ -56,6 +57,7 @@ pub fn open<E: Environment>(
     if table::is_unchanged(&reply) {
         reply.entry.set_twin(index);
     }
+    persist::note(environment, service, key, id, now);
     if let Some(counters) = environment.counters(id) {
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
@@ -78,10 +80,13 @@ fn choose<E: Environment>(
     service: &Service,
     now: u32,
 ) -> Result<(BackendId, Backend), Reason> {
+    let recalled = persist::recall(environment, service, key, now);
     for attempt in 0..TRIES {
-        let word = environment.take(service.id);
-        let slot = slot(word, key, service.selector, attempt).ok_or(Reason::NoBackend)?;
-        let id = environment.slot(service.id, word.half(), slot).ok_or(Reason::NoBackend)?;
+        let id = if attempt == 0 && recalled != BackendId::MAX {
+            recalled
+        } else {
+            next(environment, service, key, attempt)?
+        };
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
         let reply = reply_key(key, &backend);
         // A frame from an address to the same address reaches nobody.
@@ -100,6 +105,19 @@ fn choose<E: Environment>(
         }
     }
     Err(Reason::ReplyCollision)
+}
+
+/// Takes the next slot; whose it is.
+#[inline(always)]
+fn next<E: Environment>(
+    environment: &E,
+    service: &Service,
+    key: &FlowKey,
+    attempt: usize,
+) -> Result<BackendId, Reason> {
+    let word = environment.take(service.id);
+    let slot = slot(word, key, service.selector, attempt).ok_or(Reason::NoBackend)?;
+    environment.slot(service.id, word.half(), slot).ok_or(Reason::NoBackend)
 }
 
 /// The slot that the flow takes; `None` when the ring is empty.

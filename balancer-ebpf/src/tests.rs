@@ -10,6 +10,7 @@ mod full;
 mod hashed;
 mod lifetime;
 mod parse;
+mod persist;
 mod process;
 mod race;
 mod state;

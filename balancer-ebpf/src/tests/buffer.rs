@@ -10,8 +10,8 @@ use std::{
 };
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, Control, FlowEntry, MAX_PORTS, NextHop, Reason,
-    ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, MAX_PORTS,
+    NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
 };
 use bytemuck::Zeroable;
 
@@ -227,6 +227,8 @@ pub struct Kernel {
     /// Up to which age packets count in the profiles.
     pub profiled_age: u32,
     profiles: Vec<UnsafeCell<AgeProfile>>,
+    /// The clients that services remember.
+    pub clients: RefCell<HashMap<ClientKey, Remembered>>,
     /// The precise clock.
     pub precise: Cell<u32>,
     times: Vec<UnsafeCell<ResponseTimes>>,
@@ -250,6 +252,7 @@ impl Kernel {
             hops: HashMap::new(),
             profiled_age: 1_000,
             profiles: (0..2).map(|_| UnsafeCell::new(AgeProfile::zeroed())).collect(),
+            clients: RefCell::default(),
             precise: Cell::new(0),
             times: (0..backends).map(|_| UnsafeCell::default()).collect(),
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
@@ -375,6 +378,14 @@ impl Environment for Kernel {
 
     fn backend(&self, id: BackendId) -> Option<Backend> {
         self.backends.get(usize::from(id)).copied()
+    }
+
+    fn remembered(&self, client: &ClientKey) -> Remembered {
+        self.clients.borrow().get(client).copied().unwrap_or_default()
+    }
+
+    fn remember(&self, client: &ClientKey, value: &Remembered) {
+        self.clients.borrow_mut().insert(*client, *value);
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHop> {

@@ -67,6 +67,11 @@ impl Sizes {
         ]
     }
 
+    /// Clients that are remembered.
+    pub const fn clients(self) -> u32 {
+        self.flows / 4
+    }
+
     /// Buckets of the flow table.
     pub fn buckets(self) -> u32 {
         let entries = u64::from(self.flows) * ENTRIES_PER_100_FLOWS / 100;
@@ -148,6 +153,7 @@ impl Datapath {
             .map_max_entries(names::RING_WORDS, sizes.services)
             .map_max_entries(names::AGE_PROFILES, sizes.services)
             .map_max_entries(names::BACKENDS, sizes.backends)
+            .map_max_entries(names::CLIENTS, sizes.clients())
             .map_max_entries(names::COUNTERS, sizes.backends)
             .map_max_entries(names::RESPONSE_TIMES, sizes.backends)
             .map_max_entries(names::NEXT_HOPS, MAX_PORTS + sizes.backends)

@@ -10,12 +10,13 @@ use aya::maps::{Array, Map, MapData, MapInfo};
 use balancer_common::{LAYOUT_VERSION, Layout, names};
 
 /// The maps in which flows, counters and the numbers of services and backends are.
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 12] = [
     names::LAYOUT,
     names::FLOW_TAGS,
     names::FLOWS,
     names::SERVICES,
     names::BACKENDS,
+    names::CLIENTS,
     names::RINGS,
     names::RING_WORDS,
     names::COUNTERS,
