@@ -11,6 +11,9 @@ pub const TIMEOUT_SHIFT: u32 = 28;
 /// The time of a request is the precise monotonic clock in nanoseconds, shifted right by this: 1 µs, wrapping after
 /// 73 minutes.
 pub const EXCHANGE_SHIFT: u32 = 10;
+/// How long the port of a translated source rests after the end of its flow, in units of 2^`STAMP_SHIFT` ns: 60 s, and
+/// what the coarseness of the stamps may take from them.
+pub const PORT_REST: u32 = (60_000_000_000_u64 >> STAMP_SHIFT) as u32 + 2;
 /// The `twin` of an entry that has none.
 pub const NO_TWIN: u32 = u32::MAX;
 
@@ -162,7 +165,21 @@ impl FlowEntry {
     pub const fn is_expired(&self, now: u32) -> bool {
         // A stamp of a packet seen just after `now` was read must not count as nine years of silence.
         let silence = now.wrapping_sub(self.stamp);
-        silence as i32 > 0 && silence > (self.timeout as u32) << (TIMEOUT_SHIFT - STAMP_SHIFT)
+        silence as i32 > 0 && silence > self.patience()
+    }
+
+    /// The timeout, in units of 2^`STAMP_SHIFT` ns.
+    pub const fn patience(&self) -> u32 {
+        (self.timeout as u32) << (TIMEOUT_SHIFT - STAMP_SHIFT)
+    }
+
+    /// Whether it is the reply direction of a flow to whose source the balancer gave an address and port of its own.
+    pub fn holds_port(&self) -> bool {
+        let [to, client] = [
+            (self.key.destination, self.key.destination_port),
+            (self.new_destination, self.new_destination_port),
+        ];
+        self.control.flags() & flags::REPLY != 0 && to != client
     }
 }
 

@@ -16,15 +16,15 @@ mod service;
 pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
 pub use flow::{
-    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, TIMEOUT_SHIFT,
-    WAYS, flags,
+    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, STAMP_SHIFT,
+    TIMEOUT_SHIFT, WAYS, flags,
 };
 pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
-    Backend, BackendId, ClientKey, LAYOUT_VERSION, Layout, Remembered, Service, ServiceId, ServiceKey,
-    ability, answer, option, role, selector,
+    Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service, ServiceId,
+    ServiceKey, ability, answer, option, role, selector,
 };
 
 /// IP protocol number of TCP (RFC 9293).

@@ -25,11 +25,14 @@ pub enum Reason {
     /// From a backend's service port, to somewhere else than this host, and of no flow: it would leave with the
     /// backend's own address.
     OrphanReply = 10,
+    /// The source of the new flow must be translated, and no port was found that no other flow has, or had a short
+    /// while ago.
+    NoSourcePort = 11,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 11] = [
+    pub const ALL: [Reason; 12] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -41,6 +44,7 @@ impl Reason {
         Reason::FlowTableFull,
         Reason::ReplyCollision,
         Reason::OrphanReply,
+        Reason::NoSourcePort,
     ];
 
     /// The name that operators see.
@@ -57,6 +61,7 @@ impl Reason {
             Reason::FlowTableFull => "flow-table-full",
             Reason::ReplyCollision => "reply-collision",
             Reason::OrphanReply => "orphan-reply",
+            Reason::NoSourcePort => "no-source-port",
         }
     }
 

@@ -97,6 +97,10 @@ pub struct Backend {
 
 const _: () = assert!(size_of::<Backend>() == 24);
 
+/// The first of the ports that clients are given together with `Backend::snat_address`; the last is 65535. Linux takes
+/// none of them for its own connections, unless it is told to (`ip_local_port_range`).
+pub const FIRST_SNAT_PORT: u16 = 61_000;
+
 /// Bits of `Backend::abilities`.
 pub mod ability {
     /// Flows may lead to it.
@@ -150,7 +154,7 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 
 /// Roles of an address in `ADDRESSES`: bits of its value.
 pub mod role {
@@ -160,4 +164,6 @@ pub mod role {
     pub const BACKEND: u32 = 2;
     /// It is on an interface of this host.
     pub const LOCAL: u32 = 4;
+    /// Clients are given it as their source; so its ports from `FIRST_SNAT_PORT` on are none of the host's.
+    pub const SNAT: u32 = 8;
 }

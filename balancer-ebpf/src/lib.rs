@@ -21,6 +21,7 @@ pub mod parse;
 mod persist;
 pub mod process;
 mod rewrite;
+mod source;
 pub mod state;
 pub mod table;
 

@@ -12,11 +12,22 @@ use crate::{
     checksum::Delta,
     parse::{Parsed, tcp},
     persist,
+    source::{self, Source, reply_key},
     table::{self, Found},
 };
 
 /// How many slots a flow tries when its reply would look like that of another flow.
 const TRIES: usize = 4;
+
+/// Whom a new flow leads to.
+struct Choice {
+    id: BackendId,
+    backend: Backend,
+    /// Where its packets come from, as the backend sees them.
+    source: Source,
+    /// What is left of a flow that had the same replies.
+    over: Found,
+}
 
 /// Opens a flow for its first packet.
 #[inline(always)]
@@ -29,8 +40,10 @@ pub fn open<E: Environment>(
     now: u32,
 ) -> Result<(), Reason> {
     let key = &parsed.key;
-    // No client has such an address, and the reply to a service's address, translated, would be another request.
-    if !is_unicast(key.source) || environment.roles(key.source) & role::SERVICE != 0 {
+    let roles = environment.roles(key.source);
+    // No client has such an address. The reply to a service's address, translated, would be another request, and the
+    // reply to this host's would look like that to a connection of its own.
+    if !is_unicast(key.source) || roles & (role::SERVICE | role::LOCAL) != 0 {
         return Err(Reason::Malformed);
     }
     if key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
@@ -38,9 +51,13 @@ pub fn open<E: Environment>(
     }
     let ingress = environment.ingress();
     let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
-    let (id, backend) = choose(environment, key, service, now)?;
+    let choice = choose(environment, key, service, roles & role::BACKEND != 0, now)?;
+    let id = choice.id;
     check_hop(environment, parsed, id)?;
-    let [request, reply] = entries(parsed, service, id, &backend, client, (ingress, port), now);
+    if choice.over.exists() {
+        table::release(environment, &choice.over);
+    }
+    let [request, reply] = entries(parsed, service, &choice, client, (ingress, port), now);
 
     // The reply's entry goes first: the request's names its twin from the start, and only a flow that has both
     // is ever active.
@@ -72,14 +89,17 @@ fn may_open(service: &Service, tcp_flags: u8) -> bool {
     tcp_flags == tcp::SYN || (service.selector != selector::NEXT && tcp_flags & !tcp::FIN == tcp::ACK)
 }
 
-/// Takes slots until one names a backend from which the reply can be told from that of any other flow.
+/// Takes slots until one names a backend from which the reply can be told from that of any other flow, and finds its
+/// way back through here: with the client's own source, or with one that is ours.
 #[inline(always)]
 fn choose<E: Environment>(
     environment: &E,
     key: &FlowKey,
     service: &Service,
+    is_backend: bool,
     now: u32,
-) -> Result<(BackendId, Backend), Reason> {
+) -> Result<Choice, Reason> {
+    let own = Source::of(key);
     let recalled = persist::recall(environment, service, key, now);
     for attempt in 0..TRIES {
         let id = if attempt == 0 && recalled != BackendId::MAX {
@@ -88,23 +108,28 @@ fn choose<E: Environment>(
             next(environment, service, key, attempt)?
         };
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
-        let reply = reply_key(key, &backend);
+        let can_translate = backend.snat_address != [0; 4];
+        let must_translate = can_translate && (is_backend || source::is_near(key, &backend));
         // A frame from an address to the same address reaches nobody.
-        if backend.address == key.source {
-            continue;
+        if !must_translate && backend.address != key.source {
+            let reply = reply_key(key, &backend, own);
+            let over = table::find(environment, &reply, table::hash(environment, &reply));
+            if !over.exists() || is_over(environment, &over, now) {
+                return Ok(Choice { id, backend, source: own, over });
+            }
         }
-        let other = table::find(environment, &reply, table::hash(environment, &reply));
-        if !other.exists() {
-            return Ok((id, backend));
-        }
-        let is_over = other.control.state() as u8 == FlowState::Closing as u8
-            || table::is_expired(environment, &other, now);
-        if is_over {
-            table::release(environment, &other);
-            return Ok((id, backend));
+        if can_translate {
+            let (source, over) = source::give(environment, key, &backend, now)?;
+            return Ok(Choice { id, backend, source, over });
         }
     }
     Err(Reason::ReplyCollision)
+}
+
+/// Whether a flow has ended, so that another may have its place.
+#[inline(always)]
+fn is_over<E: Environment>(environment: &E, found: &Found, now: u32) -> bool {
+    found.control.state() as u8 == FlowState::Closing as u8 || table::is_expired(environment, found, now)
 }
 
 /// Takes the next slot; whose it is.
@@ -146,24 +171,12 @@ fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) ->
     crate::process::check(parsed, &hop)
 }
 
-#[inline(always)]
-fn reply_key(key: &FlowKey, backend: &Backend) -> FlowKey {
-    FlowKey {
-        source: backend.address,
-        destination: key.source,
-        source_port: backend.port,
-        destination_port: key.source_port,
-        ..*key
-    }
-}
-
 /// The entries of both directions of a `nat` flow. Each names no twin yet.
 #[inline(always)]
 fn entries(
     parsed: &Parsed,
     service: &Service,
-    id: BackendId,
-    backend: &Backend,
+    Choice { id, backend, source, .. }: &Choice,
     client: [u8; 6],
     (ingress, port): (u32, u16),
     now: u32,
@@ -171,19 +184,24 @@ fn entries(
     let key = parsed.key;
     let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
     let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
-    let to_backend = Delta::default().address(key.destination, backend.address);
-    let to_client = Delta::default().address(backend.address, key.destination);
+    let to_backend =
+        Delta::default().address(key.source, source.address).address(key.destination, backend.address);
+    let to_client =
+        Delta::default().address(backend.address, key.destination).address(source.address, key.source);
     let request = FlowEntry {
         key,
-        new_source: key.source,
+        new_source: source.address,
         new_destination: backend.address,
-        new_source_port: key.source_port,
+        new_source_port: source.port,
         new_destination_port: backend.port,
         ip_delta: to_backend.and(Delta::TTL).fold(),
-        l4_delta: to_backend.word(key.destination_port, backend.port).fold(),
+        l4_delta: to_backend
+            .word(key.source_port, source.port)
+            .word(key.destination_port, backend.port)
+            .fold(),
         neighbour: client,
         via: ingress as u16,
-        backend: id,
+        backend: *id,
         opened: now as u16,
         service: service.id,
         timeout,
@@ -193,13 +211,16 @@ fn entries(
         exchange: 0,
     };
     let reply = FlowEntry {
-        key: reply_key(&key, backend),
+        key: reply_key(&key, backend, *source),
         new_source: key.destination,
         new_destination: key.source,
         new_source_port: key.destination_port,
         new_destination_port: key.source_port,
         ip_delta: to_client.and(Delta::TTL).fold(),
-        l4_delta: to_client.word(backend.port, key.destination_port).fold(),
+        l4_delta: to_client
+            .word(backend.port, key.destination_port)
+            .word(source.port, key.source_port)
+            .fold(),
         via: port,
         control: Control::new(FlowState::HalfOpen, flags::REPLY | followed, 0),
         ..request

@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer.
 
 use balancer_common::{
-    BackendId, Control, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic,
-    age_bucket, answer as answers, flags, role,
+    BackendId, Control, FIRST_SNAT_PORT, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId,
+    ServiceKey, TCP, Traffic, age_bucket, answer as answers, flags, role,
 };
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
@@ -108,7 +108,7 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: boo
         }
         check_packet(&parsed)?;
         if found.exists() {
-            table::release(environment, &found);
+            table::end(environment, &found, now);
         }
         // SAFETY: `parse` checked that the Ethernet header lies in the frame.
         let client = unsafe { (*parsed.ethernet).src_addr };
@@ -125,7 +125,8 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: boo
 }
 
 /// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service
-/// port to somewhere else. Then it answers a flow that is forgotten, and a private source must not leave.
+/// port to somewhere else, or to a port of this host that clients are given. Then it answers a flow that is forgotten: a
+/// private source must not leave, and the kernel here knows nothing of it.
 #[inline(always)]
 fn stranger<E: Environment>(environment: &E, parsed: &Parsed) -> Stop {
     let endpoint = ServiceKey {
@@ -134,7 +135,13 @@ fn stranger<E: Environment>(environment: &E, parsed: &Parsed) -> Stop {
         protocol: parsed.key.protocol,
         reserved: 0,
     };
-    if !environment.is_endpoint(&endpoint) || environment.roles(parsed.key.destination) & role::LOCAL != 0 {
+    if !environment.is_endpoint(&endpoint) {
+        return Stop::Foreign;
+    }
+    let roles = environment.roles(parsed.key.destination);
+    let is_clients =
+        roles & role::SNAT != 0 && u16::from_be_bytes(parsed.key.destination_port) >= FIRST_SNAT_PORT;
+    if roles & role::LOCAL != 0 && !is_clients {
         return Stop::Foreign;
     }
     if parsed.key.protocol == TCP {

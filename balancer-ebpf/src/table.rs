@@ -12,7 +12,7 @@ use core::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
+use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, WAYS, flags};
 
 use crate::{Environment, FlowMemory, atomic};
 
@@ -264,6 +264,27 @@ pub fn is_expired<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
             .is_none_or(|twin| twin.flow().twin != found.index || twin.flow().is_expired(now))
 }
 
+/// Whether the port that a reply's entry holds may go to another flow: its own has ended, and not just now.
+#[inline(always)]
+pub fn has_rested<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
+    let rest = found.entry.flow().patience() + PORT_REST;
+    silence(memory, found.entry, found.index, now) > rest as i32
+}
+
+/// For how long neither direction of the flow that an entry belongs to has been used, in stamps; below 0 when it was
+/// just after `now` was read.
+#[inline(always)]
+fn silence<M: FlowMemory>(memory: &M, entry: Entry, index: u32, now: u32) -> i32 {
+    let since = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
+    let mut silence = since(entry);
+    if let Some(twin) = entry_at(memory, entry.flow().twin)
+        && twin.flow().twin == index
+    {
+        silence = silence.min(since(twin));
+    }
+    silence
+}
+
 /// Stores `entry` under its key, in the state and with the flags of its control word.
 ///
 /// Returns its index, or `None` when both buckets are full of flows in use. `keep` is an index that must not be
@@ -373,14 +394,7 @@ fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
     if lanes == 0 {
         let index = bucket * WAYS as u32 + (lot & 7);
         let place = entry_at(memory, index)?;
-        let silence = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
-        let mut silent_for = silence(place);
-        if let Some(twin) = entry_at(memory, place.flow().twin)
-            && twin.flow().twin == index
-        {
-            silent_for = silent_for.min(silence(twin));
-        }
-        return (silent_for > PROTECTED as i32).then_some(index);
+        return (silence(memory, place, index, now) > PROTECTED as i32).then_some(index);
     }
     let from_lot = lanes & (u64::MAX << (lot * 8));
     Some(bucket * WAYS as u32 + lowest_lane(if from_lot == 0 { lanes } else { from_lot }))
@@ -405,6 +419,25 @@ pub fn protect<M: FlowMemory>(memory: &M, index: u32, is_protected: bool) {
 /// Takes a flow out of the table: both its entries, and its share of the active count.
 #[inline(always)]
 pub fn release<E: Environment>(environment: &E, found: &Found) {
+    take_out(environment, found, |twin| _ = free(environment, twin));
+}
+
+/// Takes a flow that is over out of the table. `found` is its request direction; where the reply's entry holds a port,
+/// the port rests from `now` on.
+#[inline(always)]
+pub fn end<E: Environment>(environment: &E, found: &Found, now: u32) {
+    take_out(environment, found, |twin| {
+        if twin.entry.flow().holds_port() {
+            rest(environment, twin, now);
+        } else {
+            free(environment, twin);
+        }
+    });
+}
+
+/// Frees an entry, and leaves its twin to `then`.
+#[inline(always)]
+fn take_out<E: Environment>(environment: &E, found: &Found, then: impl FnOnce(&Found)) {
     let twin = found.entry.flow().twin;
     if !free(environment, found) || twin == NO_TWIN {
         return;
@@ -413,8 +446,24 @@ pub fn release<E: Environment>(environment: &E, found: &Found) {
     let control = entry.control();
     // An entry that has gone to another flow names another twin.
     if control.is_live() && entry.flow().twin == found.index {
-        free(environment, &Found { entry, index: twin, control });
+        then(&Found { entry, index: twin, control });
     }
+}
+
+/// Lets the port that a reply's entry holds rest: the entry stays where it is, so that nobody takes its key, but has
+/// expired for every packet.
+#[inline(always)]
+fn rest<M: FlowMemory>(memory: &M, found: &Found, now: u32) {
+    let sequence = found.control.sequence();
+    let busy = Control::new(FlowState::Busy, 0, sequence);
+    if !found.entry.exchange(found.control, busy) {
+        return;
+    }
+    protect(memory, found.index, false);
+    found.entry.set_twin(NO_TWIN);
+    found.entry.set_timeout(0);
+    found.entry.set_stamp(now.wrapping_sub(1));
+    found.entry.exchange(busy, Control::new(FlowState::Closing, flags::REPLY, sequence));
 }
 
 /// Frees one entry; false when another CPU changed it meanwhile.

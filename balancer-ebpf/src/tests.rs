@@ -16,6 +16,7 @@ mod race;
 mod state;
 mod table;
 mod traffic;
+mod translation;
 
 use proptest::test_runner::Config;
 

@@ -2,13 +2,13 @@
 
 use std::{collections::HashMap, vec, vec::Vec};
 
-use balancer_common::{Reason, TCP, UDP, flags};
+use balancer_common::{FIRST_SNAT_PORT, NO_TWIN, Reason, TCP, UDP, flags};
 use proptest::{collection::vec as sequence, prelude::*};
 
 use super::{
     bed::Bed,
     cases,
-    frame::{ACK, Endpoint, FIN, Frame, L4, PSH, RST, SYN, translated},
+    frame::{ACK, Endpoint, FIN, Frame, L4, PSH, RST, SYN, l4_at, translated},
 };
 use crate::Verdict;
 
@@ -64,9 +64,10 @@ fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
 }
 
 impl Arrival {
-    fn frame(&self) -> Frame {
+    /// `seen_as` is where the flow's requests came from, as the backend saw it.
+    fn frame(&self, seen_as: Endpoint) -> Frame {
         let (client, vip, backend) = (CLIENTS[self.client], Bed::VIPS[self.vip], Bed::BACKENDS[self.backend]);
-        let (source, destination) = if self.is_reply { (backend, client) } else { (client, vip) };
+        let (source, destination) = if self.is_reply { (backend, seen_as) } else { (client, vip) };
         let l4 = if self.is_tcp {
             L4::Tcp { flags: self.flags, options: if self.has_options { vec![1; 12] } else { vec![] } }
         } else {
@@ -82,31 +83,36 @@ impl Arrival {
     }
 }
 
-/// By client, service address and protocol: the backend that the last request reached.
-type Backends = HashMap<(usize, usize, u8), usize>;
+/// By client, service address and protocol: the backend that the last request reached, and the source that it saw.
+type Flows = HashMap<(usize, usize, u8), (usize, Endpoint)>;
 
-/// Asserts that a request left as one to some backend, and nothing else of it changed.
-fn check_request(arrival: &Arrival, input: &[u8], output: &[u8], backends: &mut Backends) {
+/// Asserts that a request left as one to some backend, and nothing else of it changed but the source, if there is one to
+/// give: `snat`.
+fn check_request(arrival: &Arrival, input: &[u8], output: &[u8], flows: &mut Flows, snat: [u8; 4]) {
     let backend = Bed::BACKEND_MACS.iter().position(|mac| *mac == output[..6]).expect("not to a backend");
     let client = CLIENTS[arrival.client];
-    assert_ne!(client.0, Bed::BACKENDS[backend].0, "source = destination");
+    let l4 = l4_at(output);
+    let seen_as = (output[26..30].try_into().unwrap(), u16::from_be_bytes([output[l4], output[l4 + 1]]));
+    if seen_as != client {
+        assert!(snat != [0; 4] && seen_as.0 == snat && seen_as.1 >= FIRST_SNAT_PORT, "{seen_as:?}");
+    }
+    assert_ne!(seen_as.0, Bed::BACKENDS[backend].0, "source = destination");
     let to = Bed::BACKEND_MACS[backend];
-    assert_eq!(output, translated(input, to, Bed::BACKEND_SIDE, client, Bed::BACKENDS[backend]));
+    assert_eq!(output, translated(input, to, Bed::BACKEND_SIDE, seen_as, Bed::BACKENDS[backend]));
     let flow = (arrival.client, arrival.vip, arrival.protocol());
-    let before = backends.insert(flow, backend);
+    let before = flows.insert(flow, (backend, seen_as));
     // What opens nothing stays with its backend.
     if arrival.is_tcp && arrival.flags & (SYN | ACK) != SYN {
-        assert_eq!(before, Some(backend));
+        assert_eq!(before, Some((backend, seen_as)));
     }
 }
 
 /// Asserts that a reply left for the client of the one flow that it can belong to.
-fn check_reply(arrival: &Arrival, input: &[u8], output: &[u8], backends: &Backends) {
-    let client = CLIENTS[arrival.client];
-    let fits = (0..Bed::VIPS.len()).filter(|vip| {
-        let flow = (arrival.client, *vip, arrival.protocol());
-        let expected = translated(input, Bed::CLIENT_MAC, Bed::CLIENT_SIDE, Bed::VIPS[*vip], client);
-        backends.get(&flow) == Some(&arrival.backend) && output == expected
+fn check_reply(arrival: &Arrival, seen_as: Endpoint, input: &[u8], output: &[u8], flows: &Flows) {
+    let fits = flows.iter().filter(|((client, vip, protocol), seen)| {
+        let (client, vip) = (CLIENTS[*client], Bed::VIPS[*vip]);
+        let expected = translated(input, Bed::CLIENT_MAC, Bed::CLIENT_SIDE, vip, client);
+        *protocol == arrival.protocol() && **seen == (arrival.backend, seen_as) && output == expected
     });
     assert_eq!(fits.count(), 1, "{arrival:?} left as {output:02x?}");
 }
@@ -117,6 +123,11 @@ fn check_table(bed: &Bed) {
     memory.assert_consistent();
     bed.kernel.assert_active_is_exact();
     for (index, entry) in memory.live() {
+        if entry.twin == NO_TWIN {
+            // A port that rests.
+            assert!(entry.holds_port() && entry.timeout == 0 && !memory.is_protected(index));
+            continue;
+        }
         let twin = memory.entry(entry.twin);
         assert_eq!(twin.twin, index);
         let marks =
@@ -139,17 +150,24 @@ fn check_table(bed: &Bed) {
     }
 }
 
-fn run(arrivals: &[Arrival], buckets: u32, start: u32) {
+/// With `snat` as the source to give, if it is an address: to who is on the backends' network, and where replies would
+/// look alike.
+fn run(arrivals: &[Arrival], buckets: u32, start: u32, snat: [u8; 4]) {
     let mut bed = Bed::with_table(3, buckets);
     bed.kernel.now.set(start);
-    let mut backends = Backends::new();
+    for backend in &mut bed.kernel.backends {
+        (backend.snat_address, backend.snat_mask) = (snat, [255, 255, 255, 0]);
+    }
+    let mut flows = Flows::new();
     let mut forwarded = [0_u64; 4];
     let mut by_service = [0_u64; 2];
     let mut drops = 0;
     bed.kernel.profiled_age = u32::MAX;
     for arrival in arrivals {
         bed.kernel.now.set(bed.kernel.now.get().wrapping_add(arrival.wait));
-        let input = arrival.frame().bytes();
+        let flow = (arrival.client, arrival.vip, arrival.protocol());
+        let seen_as = flows.get(&flow).map_or(CLIENTS[arrival.client], |(_, seen_as)| *seen_as);
+        let input = arrival.frame(seen_as).bytes();
         let (verdict, output) = bed.run(if arrival.is_reply { 2 } else { 1 }, &input);
         match verdict {
             Verdict::Pass | Verdict::Drop => assert_eq!(output, input),
@@ -158,9 +176,9 @@ fn run(arrivals: &[Arrival], buckets: u32, start: u32) {
                 assert_eq!(port, u16::from(!arrival.is_reply));
                 assert!(arrival.ttl > 1 && input.len() - 14 <= usize::from(Bed::MTU));
                 if arrival.is_reply {
-                    check_reply(arrival, &input, &output, &backends);
+                    check_reply(arrival, seen_as, &input, &output, &flows);
                 } else {
-                    check_request(arrival, &input, &output, &mut backends);
+                    check_request(arrival, &input, &output, &mut flows, snat);
                 }
                 let place = if arrival.is_reply { 2 } else { 0 };
                 forwarded[place] += 1;
@@ -193,12 +211,19 @@ proptest! {
 
     #[test]
     fn random_traffic_is_forwarded_by_the_rules(arrivals in arrivals(), start in prop_oneof![Just(u32::MAX - 300), any::<u32>()]) {
-        run(&arrivals, 16, start);
+        run(&arrivals, 16, start, [0; 4]);
     }
 
     /// The same in a table that is nearly always full.
     #[test]
     fn random_traffic_in_a_full_table(arrivals in arrivals(), start: u32) {
-        run(&arrivals, 1, start);
+        run(&arrivals, 1, start, [0; 4]);
+    }
+
+    #[test]
+    fn random_traffic_with_a_source_to_give(
+        arrivals in arrivals(), start: u32, buckets in prop::sample::select(&[1_u32, 64][..]),
+    ) {
+        run(&arrivals, buckets, start, [10, 0, 2, 1]);
     }
 }
