@@ -129,7 +129,6 @@ impl Controller {
     /// new flows.
     pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {
         self.network = network.clone();
-        self.set_roles()?;
         for (port, name) in self.daemon.interfaces.iter().enumerate() {
             let Some(link) = network.link(name.as_str()) else { continue };
             let port = u16::try_from(port).context("number the interfaces")?;
@@ -138,6 +137,7 @@ impl Controller {
             self.datapath.set_next_hop(u32::from(port), &hop);
         }
         self.set_hops(now);
+        self.set_roles()?;
         self.set_members(now)
     }
 
@@ -150,6 +150,7 @@ impl Controller {
                 self.datapath.set_next_hop(MAX_PORTS + id, &hop);
                 backend.hop = Some(hop);
             }
+            backend.source = self.network.source(*backend.endpoint.ip());
             backend.unreachable_since = (hop.mtu == 0).then(|| backend.unreachable_since.unwrap_or(now));
         }
     }
@@ -181,9 +182,12 @@ impl Controller {
         }
         for backend in self.backends.iter().flatten() {
             *roles.entry(*backend.endpoint.ip()).or_default() |= role::BACKEND;
+            if let Some(source) = backend.given_source() {
+                *roles.entry(source.address).or_default() |= role::SNAT;
+            }
         }
-        for address in &self.network.addresses {
-            *roles.entry(*address).or_default() |= role::LOCAL;
+        for local in &self.network.addresses {
+            *roles.entry(local.address).or_default() |= role::LOCAL;
         }
         for address in self.roles.keys().filter(|address| !roles.contains_key(address)) {
             self.datapath

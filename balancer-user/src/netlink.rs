@@ -21,7 +21,7 @@ use rtnetlink::{
 };
 use tokio::sync::watch;
 
-use crate::network::{Link, Neighbour, Network, Route, XdpAttachment};
+use crate::network::{Link, LocalAddress, Neighbour, Network, Route, XdpAttachment};
 
 /// How long changes are gathered before the tables are read again.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -178,16 +178,19 @@ impl Netlink {
             .collect())
     }
 
-    async fn addresses(&self) -> Result<Vec<Ipv4Addr>> {
+    async fn addresses(&self) -> Result<Vec<LocalAddress>> {
         let request = self.handle.address().get();
         let messages: Vec<_> = request.execute().try_collect().await.context("read the host's addresses")?;
         let of_message = |message: AddressMessage| {
+            let (prefix, ifindex) = (message.header.prefix_len, message.header.index);
             message.attributes.into_iter().find_map(|attribute| match attribute {
-                AddressAttribute::Local(IpAddr::V4(address)) => Some(address),
+                AddressAttribute::Local(IpAddr::V4(address)) => {
+                    Some(LocalAddress { address, prefix, ifindex })
+                }
                 _ => None,
             })
         };
-        let mut addresses: Vec<Ipv4Addr> = messages.into_iter().filter_map(of_message).collect();
+        let mut addresses: Vec<LocalAddress> = messages.into_iter().filter_map(of_message).collect();
         addresses.sort_unstable();
         addresses.dedup();
         Ok(addresses)
@@ -206,11 +209,12 @@ impl Netlink {
         if answer.header.kind != RouteType::Unicast {
             return None;
         }
-        let mut route = Route { ifindex: 0, neighbour: address };
+        let mut route = Route { ifindex: 0, neighbour: address, source: None };
         for attribute in answer.attributes {
             match attribute {
                 RouteAttribute::Oif(index) => route.ifindex = index,
                 RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => route.neighbour = gateway,
+                RouteAttribute::PrefSource(RouteAddress::Inet(source)) => route.source = Some(source),
                 _ => {}
             }
         }

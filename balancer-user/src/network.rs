@@ -38,6 +38,29 @@ pub struct Route {
     pub ifindex: u32,
     /// The neighbour it goes to: the gateway, or the destination itself.
     pub neighbour: Ipv4Addr,
+    /// The address of this host that it would come from.
+    pub source: Option<Ipv4Addr>,
+}
+
+/// An address of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LocalAddress {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// How many of its leading bits are its network's.
+    pub prefix: u8,
+    /// The interface that it is on.
+    pub ifindex: u32,
+}
+
+/// What this host may give clients as their source, so that a backend's replies come to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The address that this host itself would talk to the backend from.
+    pub address: Ipv4Addr,
+    /// The mask of the network that both are on, whose clients the backend answers past this host; all ones when they
+    /// share none.
+    pub mask: Ipv4Addr,
 }
 
 /// What the kernel knows of a neighbour.
@@ -55,7 +78,7 @@ pub struct Network {
     /// Interfaces.
     pub links: Vec<Link>,
     /// This host's own addresses.
-    pub addresses: Vec<Ipv4Addr>,
+    pub addresses: Vec<LocalAddress>,
     /// Routes to the addresses that were asked for; no entry = no way there.
     pub routes: HashMap<Ipv4Addr, Route>,
     /// Neighbours by interface and address.
@@ -82,6 +105,22 @@ impl Network {
             Some(mac) => NextHop { neighbour: mac, ..hop },
             None => NextHop { mtu: 0, unusable: Reason::NoNeighbour as u32, ..hop },
         }
+    }
+
+    /// What clients of a backend at `address` may be given as their source; `None` while there is no way to it, or no
+    /// address to come from.
+    pub fn source(&self, address: Ipv4Addr) -> Option<Source> {
+        let route = self.routes.get(&address)?;
+        let own = route.source.filter(|own| !own.is_unspecified() && !own.is_loopback())?;
+        let is_on_link = route.neighbour == address;
+        let mask_of = |local: &LocalAddress| u32::MAX.checked_shl(32 - u32::from(local.prefix)).unwrap_or(0);
+        let is_shared = |local: &&LocalAddress| {
+            let difference = u32::from(local.address) ^ u32::from(address);
+            is_on_link && local.ifindex == route.ifindex && difference & mask_of(local) == 0
+        };
+        // Of several networks the widest.
+        let mask = self.addresses.iter().filter(is_shared).map(mask_of).min().unwrap_or(u32::MAX);
+        Some(Source { address: own, mask: mask.into() })
     }
 
     /// The neighbours on the way to `addresses` whose MACs the kernel must be asked to find or confirm.
@@ -118,13 +157,15 @@ mod tests {
     const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 1);
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 7);
+    const ROUTE: Route = Route { ifindex: 5, neighbour: GATEWAY, source: Some(OWN_ADDRESS) };
 
     fn network() -> Network {
         let link = Link { index: 5, name: "eth1".into(), mac: Some(OWN), mtu: 1500, is_up: true, xdp: None };
         Network {
             links: vec![link],
             addresses: Vec::new(),
-            routes: HashMap::from([(BACKEND, Route { ifindex: 5, neighbour: GATEWAY })]),
+            routes: HashMap::from([(BACKEND, ROUTE)]),
             neighbours: HashMap::from([((5, GATEWAY), Neighbour { mac: Some(MAC), is_confirmed: true })]),
         }
     }
@@ -155,12 +196,46 @@ mod tests {
         assert_eq!(changed.next_hop(BACKEND, ports).ifindex, 5, "but the rest stands");
     }
 
+    /// By the way to the backend and this host's addresses: the source to give, and to whom.
+    #[test]
+    fn clients_are_given_this_hosts_address_towards_the_backend() {
+        let direct = Route { neighbour: BACKEND, ..ROUTE };
+        let local = |address: [u8; 4], prefix: u8, ifindex: u32| LocalAddress {
+            address: address.into(),
+            prefix,
+            ifindex,
+        };
+        let near = local([10, 0, 2, 7], 24, 5);
+        let rows: [(Option<Route>, &[LocalAddress], Option<[u8; 4]>); 11] = [
+            (Some(direct), &[near], Some([255, 255, 255, 0])),
+            (Some(direct), &[local([10, 0, 2, 7], 25, 5)], Some([255, 255, 255, 128])),
+            (Some(direct), &[near, local([10, 0, 7, 1], 16, 5)], Some([255, 255, 0, 0])),
+            (Some(direct), &[local([10, 0, 2, 7], 0, 5)], Some([0; 4])),
+            // Behind a gateway, on another interface, and by a route to an interface alone.
+            (Some(ROUTE), &[near], Some([255; 4])),
+            (Some(direct), &[local([10, 0, 2, 7], 24, 6)], Some([255; 4])),
+            (Some(direct), &[local([10, 0, 3, 7], 24, 5), local([10, 0, 2, 7], 32, 5)], Some([255; 4])),
+            // Nothing to give.
+            (None, &[near], None),
+            (Some(Route { source: None, ..direct }), &[near], None),
+            (Some(Route { source: Some(Ipv4Addr::UNSPECIFIED), ..direct }), &[near], None),
+            (Some(Route { source: Some(Ipv4Addr::LOCALHOST), ..direct }), &[near], None),
+        ];
+        for (route, addresses, mask) in rows {
+            let mut network = network();
+            network.routes = route.map(|route| (BACKEND, route)).into_iter().collect();
+            network.addresses = addresses.to_vec();
+            let expected = mask.map(|mask| Source { address: OWN_ADDRESS, mask: mask.into() });
+            assert_eq!(network.source(BACKEND), expected, "{route:?} {addresses:?}");
+        }
+    }
+
     #[test]
     fn the_kernel_is_asked_for_neighbours_it_is_not_sure_of() {
         let mut network = network();
         assert_eq!(network.unconfirmed(&[BACKEND]), []);
         network.neighbours.insert((5, GATEWAY), Neighbour { mac: Some(MAC), is_confirmed: false });
-        assert_eq!(network.unconfirmed(&[BACKEND]), [Route { ifindex: 5, neighbour: GATEWAY }]);
+        assert_eq!(network.unconfirmed(&[BACKEND]), [ROUTE]);
         network.neighbours.clear();
         assert_eq!(network.unconfirmed(&[BACKEND]).len(), 1);
     }

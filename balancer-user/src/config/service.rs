@@ -28,6 +28,8 @@ pub struct Service {
     pub requests: Requests,
     /// How packets get to the backends.
     pub forward: Forward,
+    /// Whose source is translated as well, so that replies come back through here.
+    pub snat: Snat,
     /// How long an established flow may be silent.
     pub idle_timeout: Duration,
     /// How long flows may stay on a backend that takes no more, or can't be reached.
@@ -119,6 +121,18 @@ impl fmt::Display for Forward {
     }
 }
 
+/// Whose source becomes an address and port of this host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Snat {
+    /// Clients on the backend's own network and backends, whose replies would not come through here; and whoever's
+    /// replies could not be told from those of another flow.
+    Auto,
+    /// Every client.
+    Always,
+    /// Nobody.
+    Never,
+}
+
 /// What counts as an active request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -156,6 +170,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("method", "method = \"least-packets\""),
         Key::new("requests", "requests = \"flow\""),
         Key::new("forward", "forward = \"nat\""),
+        Key::new("snat", "snat = \"auto\""),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
         Key::new("drain-timeout", "drain-timeout = \"60s\""),
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
@@ -164,7 +179,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise", "health", "one-packet", "rtsp-nat", "snat", "snat-addresses", "snat-ports"],
+    later: &["advertise", "health", "one-packet", "rtsp-nat", "snat-addresses", "snat-ports"],
 };
 
 const PERSISTENCE: Schema = Schema {
@@ -196,6 +211,8 @@ impl Service {
         let forwards = [(Forward::Nat.name(), Forward::Nat)];
         let forward =
             section.optional("forward", Forward::Nat, value::choice(&forwards, FORWARDS_LATER), findings);
+        let snats = [("auto", Snat::Auto), ("always", Snat::Always), ("never", Snat::Never)];
+        let snat = section.optional("snat", Snat::Auto, value::choice(&snats, &[]), findings);
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
@@ -237,6 +254,7 @@ impl Service {
             method: method?,
             requests: requests?,
             forward: forward?,
+            snat: snat?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
             drain_timeout: drain_timeout?,
             persistence: persistence?,

@@ -74,13 +74,15 @@ fn record(backend: &LiveBackend) -> Backend {
         Duty::Drain { .. } => ability::DRAINED,
         Duty::Leave { .. } => ability::LEAVING,
     };
+    let source = backend.given_source();
     Backend {
         address: backend.endpoint.ip().octets(),
         port: backend.endpoint.port().to_be_bytes(),
         service: backend.service,
+        snat_address: source.map_or([0; 4], |source| source.address.octets()),
+        snat_mask: source.map_or([0; 4], |source| source.mask.octets()),
         abilities,
         ends: backend.ends().map_or(0, stamp),
-        ..Backend::default()
     }
 }
 

@@ -1,7 +1,10 @@
 //! Who has which number in the maps: services and backends come, stay over a restart, drain and go. A number is given to
 //! another backend only when no flow is left that could lead to the former.
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use balancer_common::{
@@ -13,7 +16,8 @@ use super::{Controller, records};
 use crate::{
     balance::Balance,
     clock::Monotonic,
-    config::{self, Config, Requests},
+    config::{self, Config, Requests, Snat},
+    network::Source,
     responses::Histogram,
     window::Window,
 };
@@ -46,9 +50,11 @@ pub(super) struct LiveBackend {
     /// `None` when it has left the configuration.
     pub(super) config: Option<config::Backend>,
     pub(super) requests: Requests,
+    pub(super) snat: Snat,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
     pub(super) hop: Option<NextHop>,
+    pub(super) source: Option<Source>,
     pub(super) unreachable_since: Option<Monotonic>,
     pub(super) traffic: Traffic,
     pub(super) opened: u64,
@@ -68,9 +74,11 @@ impl LiveBackend {
             endpoint,
             config: None,
             requests: Requests::Flow,
+            snat: Snat::Never,
             drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
             hop: None,
+            source: None,
             unreachable_since: None,
             traffic: Traffic::default(),
             opened: 0,
@@ -111,6 +119,16 @@ impl LiveBackend {
     pub(super) fn weight(&self) -> u8 {
         let takes = self.duty == Duty::Serve && self.unreachable_since.is_none();
         self.config.as_ref().filter(|_| takes).map_or(0, |config| config.weight.get())
+    }
+
+    /// The source that clients are given whose replies would not come through here, and the mask of who they are.
+    pub(super) fn given_source(&self) -> Option<Source> {
+        let source = self.source?;
+        match self.snat {
+            Snat::Auto => Some(source),
+            Snat::Always => Some(Source { mask: Ipv4Addr::UNSPECIFIED, ..source }),
+            Snat::Never => None,
+        }
     }
 
     /// When the flows that are left are ended, if the time has been set.
@@ -208,8 +226,8 @@ impl Controller {
         let is_followed = self.services.iter().any(|service| records::follows_exchanges(&service.config));
         let times = if is_followed { self.cells.len() } else { 0 };
         self.response_times.resize(times, ResponseTimes::default());
-        self.set_roles()?;
         self.set_hops(now);
+        self.set_roles()?;
         self.set_members(now)?;
         self.write_services()
     }
@@ -287,6 +305,7 @@ impl Controller {
         seat.config = Some(backend.clone());
         seat.protocol = protocol;
         seat.requests = service.requests;
+        seat.snat = service.snat;
         seat.drain_timeout = service.drain_timeout;
         if matches!(seat.duty, Duty::Leave { .. }) {
             seat.duty = Duty::Serve;

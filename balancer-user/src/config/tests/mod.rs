@@ -147,6 +147,7 @@ fn the_example_says_what_it_says() {
     let web = &config.services[0];
     assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
     assert_eq!((web.protocol, web.method, web.forward), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
+    assert_eq!(web.snat, Snat::Auto);
     assert_eq!(web.idle_timeout, Duration::from_secs(7200));
     assert_eq!(bytes_of(web), [192, 0, 2, 10, 0, 80, 6, 0]);
     assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0]);
@@ -168,6 +169,7 @@ fn what_is_left_out_has_the_documented_defaults() {
     let config = Config::parse("f", &BASE.join("\n")).expect("the base is valid");
     assert_eq!(Daemon { interfaces: example.interfaces.clone(), ..config.daemon }, example);
     assert_eq!(config.services[0].idle_timeout, Duration::from_secs(7200));
+    assert_eq!(config.services[0].snat, Snat::Auto);
     let udp = Config::parse("f", &base_with(7, "protocol = \"udp\"")).expect("valid");
     assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
     let service = &config.services[0];

@@ -4,8 +4,8 @@ use super::{DAEMON_KEYS, METHODS, base_with, faults_of};
 use crate::config::service::SERVICE;
 use crate::method::Method;
 
-const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, idle-timeout, drain-timeout, \
-                            persistence, slow-start, no-backend, unknown-flow, backend";
+const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
+                            drain-timeout, persistence, slow-start, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -314,6 +314,15 @@ fn names_and_words_of_a_service() {
     check(&[
         (4, "[[service]]\nforward = \"nat\"", &[]),
         (4, "[[service]]\nforward = \"tunnel\"", &["5:11: `forward` is \"tunnel\"; allowed: \"nat\""]),
+        (4, "[[service]]\nsnat = \"auto\"", &[]),
+        (4, "[[service]]\nsnat = \"always\"", &[]),
+        (4, "[[service]]\nsnat = \"never\"", &[]),
+        (
+            4,
+            "[[service]]\nsnat = \"on\"",
+            &["5:8: `snat` is \"on\"; allowed: \"auto\", \"always\", \"never\""],
+        ),
+        (4, "[[service]]\nsnat = true", &["5:8: `snat` is true; allowed: \"auto\", \"always\", \"never\""]),
         (4, "[[service]]\nslow-start = \"30s\"", &[]),
         (4, "[[service]]\nslow-start = \"0s\"", &[]),
         (
