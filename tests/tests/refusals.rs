@@ -276,7 +276,8 @@ fn what_does_not_fit_the_way_out_is_refused_by_name() {
 /// One client port to two services with the same server: the replies would look alike.
 #[test]
 fn a_flow_whose_replies_would_be_anothers_is_refused_by_name() {
-    let mut scene = Scene::new(vec![udp_service_of(86, 1), udp_service_of(87, 1)]);
+    let untranslated = |port| Service { more: "snat = \"never\"", ..udp_service_of(port, 1) };
+    let mut scene = Scene::new(vec![untranslated(86), untranslated(87)]);
     scene.forwarded(&to_vip(40_000, 86).udp(b"x").unwrap(), 1);
     scene.refused("reply-collision", "the second flow", &to_vip(40_000, 87).udp(b"x").unwrap());
     scene.forwarded(&to_vip(40_001, 87).udp(b"x").unwrap(), 1);
