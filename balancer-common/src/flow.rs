@@ -163,14 +163,18 @@ const _: () = assert!(size_of::<FlowEntry>() == 64);
 impl FlowEntry {
     /// Whether this direction has been silent for longer than its timeout at the stamp `now`.
     pub const fn is_expired(&self, now: u32) -> bool {
-        // A stamp of a packet seen just after `now` was read must not count as nine years of silence.
-        let silence = now.wrapping_sub(self.stamp);
-        silence as i32 > 0 && silence > self.patience()
+        self.expired_before(now, 0)
     }
 
-    /// The timeout, in units of 2^`STAMP_SHIFT` ns.
-    pub const fn patience(&self) -> u32 {
-        (self.timeout as u32) << (TIMEOUT_SHIFT - STAMP_SHIFT)
+    /// Whether that came about longer ago than a port rests.
+    pub const fn has_rested(&self, now: u32) -> bool {
+        self.expired_before(now, PORT_REST)
+    }
+
+    const fn expired_before(&self, now: u32, time: u32) -> bool {
+        // A stamp of a packet seen just after `now` was read must not count as nine years of silence.
+        let silence = now.wrapping_sub(self.stamp);
+        silence as i32 > 0 && silence > ((self.timeout as u32) << (TIMEOUT_SHIFT - STAMP_SHIFT)) + time
     }
 
     /// Whether it is the reply direction of a flow to whose source the balancer gave an address and port of its own.

@@ -12,7 +12,7 @@ use core::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, WAYS, flags};
+use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
 
 use crate::{Environment, FlowMemory, atomic};
 
@@ -267,22 +267,10 @@ pub fn is_expired<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
 /// Whether the port that a reply's entry holds may go to another flow: its own has ended, and not just now.
 #[inline(always)]
 pub fn has_rested<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
-    let rest = found.entry.flow().patience() + PORT_REST;
-    silence(memory, found.entry, found.index, now) > rest as i32
-}
-
-/// For how long neither direction of the flow that an entry belongs to has been used, in stamps; below 0 when it was
-/// just after `now` was read.
-#[inline(always)]
-fn silence<M: FlowMemory>(memory: &M, entry: Entry, index: u32, now: u32) -> i32 {
-    let since = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
-    let mut silence = since(entry);
-    if let Some(twin) = entry_at(memory, entry.flow().twin)
-        && twin.flow().twin == index
-    {
-        silence = silence.min(since(twin));
-    }
-    silence
+    let flow = found.entry.flow();
+    flow.has_rested(now)
+        && entry_at(memory, flow.twin)
+            .is_none_or(|twin| twin.flow().twin != found.index || twin.flow().has_rested(now))
 }
 
 /// Stores `entry` under its key, in the state and with the flags of its control word.
@@ -394,7 +382,14 @@ fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
     if lanes == 0 {
         let index = bucket * WAYS as u32 + (lot & 7);
         let place = entry_at(memory, index)?;
-        return (silence(memory, place, index, now) > PROTECTED as i32).then_some(index);
+        let silence = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
+        let mut silent_for = silence(place);
+        if let Some(twin) = entry_at(memory, place.flow().twin)
+            && twin.flow().twin == index
+        {
+            silent_for = silent_for.min(silence(twin));
+        }
+        return (silent_for > PROTECTED as i32).then_some(index);
     }
     let from_lot = lanes & (u64::MAX << (lot * 8));
     Some(bucket * WAYS as u32 + lowest_lane(if from_lot == 0 { lanes } else { from_lot }))

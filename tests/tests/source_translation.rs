@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use balancer_common::FIRST_SNAT_PORT;
+use balancer_common::{Backend, FIRST_SNAT_PORT, STAMP_SHIFT, ability};
 use balancer_tests::{
     Balancer, Capture, Netns, Plan, Topology,
     capture::{Packet, total},
@@ -20,6 +20,7 @@ use balancer_tests::{
     eventually,
     nginx::Nginx,
     packet::{self, Path, Segment},
+    program::{self, Program},
     responder::{self, Responders},
     socket::FrameSocket,
     status,
@@ -455,4 +456,57 @@ fn a_late_reply_is_answered_by_the_balancer_and_not_by_its_host() {
         (1, 1)
     );
     assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), [("orphan-reply", 2)]);
+}
+
+/// The port that the program gives to a neighbour's connection, which ends at once.
+fn opened_and_reset(program: &Program, number: u32) -> u16 {
+    let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 2, 50)) + number / 10_000);
+    let path = Path::new((client, 20_000 + (number % 10_000) as u16), (program::VIP, program::VIP_PORT));
+    let ports = [Segment::SYN, Segment::RST].map(|flags| {
+        let (verdict, frame) = program.from_client(&path.tcp(Segment::flags(flags), &[]).unwrap()).unwrap();
+        assert_eq!(verdict, program::verdict::REDIRECT);
+        u16::from_be_bytes(frame[34..36].try_into().unwrap())
+    });
+    assert_eq!(ports[0], ports[1]);
+    ports[0]
+}
+
+/// The controller's walk over the flow table frees what is over, but no port before it has rested for a minute.
+#[test]
+fn ports_rest_past_the_controllers_walk() {
+    let mut program = Program::with_flows(1, 65_536).unwrap();
+    let address = program::backend_address(0).octets();
+    let backend = Backend {
+        address,
+        port: program::BACKEND_PORT.to_be_bytes(),
+        snat_address: BALANCER_BACKEND_SIDE.octets(),
+        snat_mask: [255, 255, 255, 0],
+        abilities: ability::SERVE | ability::TAKE,
+        ..Backend::default()
+    };
+    program.datapath.set_backend(0, &backend).unwrap();
+    let given: HashSet<u16> = (0..1_000).map(|number| opened_and_reset(&program, number)).collect();
+    assert_eq!(given.len(), 1_000, "no port twice");
+    let mut clients = 10_000..;
+    let mut again = |program: &Program| {
+        let next = clients.by_ref().take(100).map(|number| opened_and_reset(program, number));
+        next.filter(|port| given.contains(port)).count()
+    };
+    let now = || {
+        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+        (Duration::from(time).as_nanos() >> STAMP_SHIFT) as u32
+    };
+    let started = now();
+    let seconds = |seconds: u64| (Duration::from_secs(seconds).as_nanos() >> STAMP_SHIFT) as u32;
+    // Two walks each, since an entry may come before its twin. Closed connections are forgotten after thirty seconds.
+    for (age, is_free) in [(0, false), (33, false), (50, false), (62, true)] {
+        for _ in 0..2 {
+            let buckets = program.datapath.buckets();
+            program.datapath.sweep(0, buckets, now() + seconds(age), |_, _| false);
+        }
+        let took = now().wrapping_sub(started);
+        assert!(took < seconds(9), "too slow to tell: {took} stamps");
+        let again = again(&program);
+        assert_eq!(again > 0, is_free, "{again} of 100 ports were given again after {age} s");
+    }
 }

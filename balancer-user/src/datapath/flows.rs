@@ -66,10 +66,33 @@ impl Datapath {
         {
             return;
         }
-        self.free(index, control, &entry, ended);
-        if let Some((index, (control, entry))) = twin {
-            self.free(index, control, &entry, ended);
+        // The port that a reply's entry holds is not free with its flow, which ends when the request's entry is looked at.
+        if entry.holds_port() && (twin.is_some() || !entry.has_rested(now)) {
+            return;
         }
+        self.free(index, control, &entry, ended);
+        let Some((index, (control, other))) = twin else { return };
+        if !other.holds_port() {
+            self.free(index, control, &other, ended);
+        } else if control.state() == FlowState::Closing {
+            self.rest(index, control, later(entry.stamp, other.stamp));
+        } else {
+            self.rest(index, control, now);
+        }
+    }
+
+    /// Lets the port that a reply's entry holds rest from the stamp `end` on, as the program does: the entry stays, and
+    /// has expired for every packet.
+    fn rest(&self, index: usize, control: Control, end: u32) {
+        let word = self.flows.control(index);
+        let busy = Control::new(FlowState::Busy, 0, control.sequence());
+        if word.compare_exchange(control.0, busy.0, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        self.flow_tags.unprotect(index / WAYS, index % WAYS);
+        self.flows.expire(index, end.wrapping_sub(1));
+        let resting = Control::new(FlowState::Closing, flags::REPLY, control.sequence());
+        word.store(resting.0, Ordering::Release);
     }
 
     fn live_entry(&self, index: usize) -> Option<(Control, FlowEntry)> {
@@ -95,4 +118,9 @@ impl Datapath {
             ended.push((entry.backend, control.flags() & (flags::ACTIVE | flags::AWAITING)));
         }
     }
+}
+
+/// The later of two stamps.
+const fn later(a: u32, b: u32) -> u32 {
+    if a.wrapping_sub(b) as i32 > 0 { a } else { b }
 }

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 
-use balancer_common::{BackendId, FlowEntry, NextHop, RING_SLOTS, Ring};
+use balancer_common::{BackendId, FlowEntry, NO_TWIN, NextHop, RING_SLOTS, Ring};
 use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -65,6 +65,11 @@ impl SharedArray<u64> {
         // SAFETY: the byte is within the mapping.
         unsafe { std::ptr::write_volatile(self.place(index, way..way + 1), 0) };
     }
+
+    /// Takes the protection from a way in a word of flow tags.
+    pub fn unprotect(&self, index: usize, way: usize) {
+        self.word(index).fetch_and(!(0x80 << (way * 8)), Ordering::AcqRel);
+    }
 }
 
 impl SharedArray<NextHop> {
@@ -102,6 +107,14 @@ impl SharedArray<FlowEntry> {
     /// The control word of an entry.
     pub fn control(&self, index: usize) -> &AtomicU32 {
         self.word32_at(index, std::mem::offset_of!(FlowEntry, control))
+    }
+
+    /// Makes a claimed entry one without a twin that has expired with the stamp `end`.
+    pub fn expire(&self, index: usize, end: u32) {
+        use std::mem::offset_of;
+        self.word32_at(index, offset_of!(FlowEntry, twin)).store(NO_TWIN, Ordering::Relaxed);
+        self.half_word_at(index, offset_of!(FlowEntry, timeout)).store(0, Ordering::Relaxed);
+        self.word32_at(index, offset_of!(FlowEntry, stamp)).store(end, Ordering::Relaxed);
     }
 
     /// A copy of an entry. It is one flow's only if the control word's sequence is the same before and after.
