@@ -1,9 +1,9 @@
 //! The data plane: what happens to one packet, in the order in which it happens.
 //!
-//! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's
-//! selection ring, [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole way. All of
-//! it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`)
-//! and in the tests on the host.
+//! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
+//! ring, [`persist`] remembers whose it was, [`source`] says where its packets come from, [`state`] follows its life,
+//! [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole way. All of it is generic
+//! over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and in the tests on the host.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 

@@ -125,6 +125,11 @@ impl Controller {
         addresses
     }
 
+    /// Whether any client may be given a source of this host's.
+    pub fn gives_sources(&self) -> bool {
+        self.backends.iter().flatten().any(|backend| backend.given_source().is_some())
+    }
+
     /// Writes the next hops: one for each interface, one for each backend. A backend that can't be reached takes no
     /// new flows.
     pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {

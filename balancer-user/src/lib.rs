@@ -11,6 +11,7 @@ pub mod controller;
 pub mod cost;
 pub mod curve;
 pub mod datapath;
+pub mod ephemeral;
 pub mod forward;
 pub mod instance;
 pub mod load;

@@ -458,6 +458,21 @@ fn a_late_reply_is_answered_by_the_balancer_and_not_by_its_host() {
     assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), [("orphan-reply", 2)]);
 }
 
+/// The operator is told when the host's own connections may come from the same ports.
+#[test]
+fn ports_that_the_host_takes_for_itself_are_warned_of() {
+    let bench = Plan::backends(1).build().unwrap();
+    let warned = |more: &'static str| {
+        let balancer = start(&bench, &[web(&[1], more)]);
+        balancer.log().lines().filter(|line| line.contains("net.ipv4.ip_local_port_range")).count()
+    };
+    assert_eq!(warned(""), 0);
+    bench.balancer.set_sysctl("net/ipv4/ip_local_port_range", "32768 65535").unwrap();
+    assert_eq!([warned(""), warned("snat = \"never\"")], [1, 0]);
+    bench.balancer.set_sysctl("net/ipv4/ip_local_reserved_ports", "61000-65535").unwrap();
+    assert_eq!(warned(""), 0);
+}
+
 /// The port that the program gives to a neighbour's connection, which ends at once.
 fn opened_and_reset(program: &Program, number: u32) -> u16 {
     let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 2, 50)) + number / 10_000);

@@ -19,6 +19,7 @@ use crate::{
     config::Config,
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
+    ephemeral,
     instance::Instance,
     netlink::Netlink,
     profile::Profile,
@@ -84,6 +85,9 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
     let network = netlink.read(&addresses).await?;
     controller.set_interfaces(attachments.mode);
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
+    if controller.gives_sources() {
+        ephemeral::warn_if_shared();
+    }
 
     let (to_controller, from_kernel) = watch::channel(network);
     let (to_netlink, addresses) = watch::channel(addresses);

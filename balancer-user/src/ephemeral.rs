@@ -1,0 +1,62 @@
+//! The ports that the kernel takes for this host's own connections, which clients must not be given.
+
+use std::fs;
+
+use balancer_common::FIRST_SNAT_PORT;
+
+/// Warns if the kernel takes ports for this host's own connections that the program gives to clients: the replies of two
+/// such connections to one backend would look alike.
+pub fn warn_if_shared() {
+    let setting = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
+    if let Some((first, last)) = shared(&setting("ip_local_port_range"), &setting("ip_local_reserved_ports"))
+    {
+        tracing::warn!(
+            "this host's own connections may come from the ports {first} to {last}, which clients are given as well: \
+             lower net.ipv4.ip_local_port_range to end at {}, or add {FIRST_SNAT_PORT}-65535 to \
+             net.ipv4.ip_local_reserved_ports",
+            FIRST_SNAT_PORT - 1
+        );
+    }
+}
+
+/// The first and the last port that both take, by the texts of the two settings; `None` if there is none, or if the
+/// range is not understood.
+fn shared(range: &str, reserved: &str) -> Option<(u16, u16)> {
+    let mut ends = range.split_ascii_whitespace().map(str::parse::<u16>);
+    let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);
+    let reserved: Vec<(u16, u16)> = reserved
+        .trim()
+        .split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some((first.parse().ok()?, last.parse().ok()?))
+        })
+        .collect();
+    let is_free = |port: &u16| reserved.iter().all(|(first, last)| !(first..=last).contains(&port));
+    let mut ports = (first.max(FIRST_SNAT_PORT)..=last).filter(is_free);
+    let lowest = ports.next()?;
+    Some((lowest, ports.next_back().unwrap_or(lowest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_shared_that_neither_end_nor_reservation_keeps_apart() {
+        for (range, reserved, expected) in [
+            ("32768\t60999\n", "\n", None),
+            ("32768\t61000\n", "\n", Some((61_000, 61_000))),
+            ("1024\t65535\n", "\n", Some((61_000, 65_535))),
+            ("62000\t63000\n", "", Some((62_000, 63_000))),
+            ("32768\t65535\n", "61000-65535\n", None),
+            ("32768\t65535\n", "80,8080,61000-65000,65001-65535\n", None),
+            ("32768\t65535\n", "61000-65000,65535\n", Some((65_001, 65_534))),
+            ("32768\t65535\n", "8080\n", Some((61_000, 65_535))),
+            ("", "", None),
+            ("a b", "", None),
+        ] {
+            assert_eq!(shared(range, reserved), expected, "{range:?} {reserved:?}");
+        }
+    }
+}
