@@ -206,7 +206,8 @@ mod tests {
             ifindex,
         };
         let near = local([10, 0, 2, 7], 24, 5);
-        let rows: [(Option<Route>, &[LocalAddress], Option<[u8; 4]>); 11] = [
+        type Row<'a> = (Option<Route>, &'a [LocalAddress], Option<[u8; 4]>);
+        let rows: [Row<'_>; 11] = [
             (Some(direct), &[near], Some([255, 255, 255, 0])),
             (Some(direct), &[local([10, 0, 2, 7], 25, 5)], Some([255, 255, 255, 128])),
             (Some(direct), &[near, local([10, 0, 7, 1], 16, 5)], Some([255, 255, 0, 0])),
