@@ -13,6 +13,13 @@ impl Endpoint {
     pub(super) const ALLOWED: &str = "a unicast IPv4 address with a port, \"A.B.C.D:port\"";
 }
 
+impl Endpoint {
+    /// The same address with another port, which is not 0.
+    pub(super) fn with_port(self, port: u16) -> Endpoint {
+        Endpoint(SocketAddrV4::new(*self.0.ip(), port))
+    }
+}
+
 impl Deref for Endpoint {
     type Target = SocketAddrV4;
 

@@ -26,7 +26,9 @@ pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
 pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
 pub use name::{InterfaceName, Name};
-pub use service::{DEFAULT_DRAIN_TIMEOUT, Forward, Persistence, Protocol, Refusal, Requests, Service, Snat};
+pub use service::{
+    DEFAULT_DRAIN_TIMEOUT, DataPorts, Forward, Persistence, Protocol, Refusal, Requests, Service, Snat,
+};
 pub use value::Refused;
 
 use fault::Findings;

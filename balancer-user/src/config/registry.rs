@@ -1,12 +1,13 @@
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
+use super::backend::Backend;
 use super::daemon::Daemon;
 use super::endpoint::Endpoint;
 use super::fault::Findings;
 use super::name::Name;
 use super::section::{Once, Section};
-use super::service::Protocol;
+use super::service::{DataPorts, Protocol};
 
 /// What must be judged across services.
 #[derive(Default)]
@@ -14,6 +15,8 @@ pub(super) struct Registry {
     names: Once<Name>,
     keys: Once<(Endpoint, Protocol)>,
     addresses: HashMap<Ipv4Addr, usize>,
+    /// Addresses and ports that media come from.
+    data_sources: Once<(Ipv4Addr, u16)>,
     /// Places of all services, good or bad.
     services: Vec<usize>,
     /// Places of all backends, good or bad.
@@ -42,6 +45,34 @@ impl Registry {
         if let Some(protocol) = protocol {
             let what = format!("service address {address} with {protocol}");
             self.keys.claim((address, protocol), place, &what, findings);
+        }
+    }
+
+    /// Notes the UDP ports of an RTSP service at `address` and of its backends.
+    pub(super) fn note_data_ports(
+        &mut self,
+        place: usize,
+        address: Endpoint,
+        ports: DataPorts,
+        backends: &[Backend],
+        findings: &mut Findings<'_>,
+    ) {
+        for port in ports.iter() {
+            let endpoint = address.with_port(port);
+            let what = format!("service address {endpoint} with udp, a data port of {ports},");
+            // One fault says it for the whole range.
+            if !self.keys.claim((endpoint, Protocol::Udp), place, &what, findings) {
+                break;
+            }
+        }
+        for backend in backends {
+            for port in ports.iter() {
+                let source = *backend.address.ip();
+                let what = format!("backend address {source} with data port {port}");
+                if !self.data_sources.claim((source, port), place, &what, findings) {
+                    break;
+                }
+            }
         }
     }
 

@@ -186,15 +186,17 @@ impl<K> Default for Once<K> {
 }
 
 impl<K: Eq + Hash> Once<K> {
-    /// Reports `key` at `place` when it has stood before; `what` says what it is.
-    pub(super) fn claim(&mut self, key: K, place: usize, what: &str, findings: &mut Findings<'_>) {
+    /// Reports `key` at `place` when it has stood before, and says whether it had not; `what` says what it is.
+    pub(super) fn claim(&mut self, key: K, place: usize, what: &str, findings: &mut Findings<'_>) -> bool {
         match self.0.entry(key) {
             Entry::Vacant(vacant) => {
                 vacant.insert(place);
+                true
             }
             Entry::Occupied(first) => {
                 let line = findings.line_of(*first.get());
                 findings.add(place, format!("{what} stands on line {line} already; allowed: once"));
+                false
             }
         }
     }

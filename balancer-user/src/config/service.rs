@@ -1,4 +1,5 @@
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use balancer_common::ServiceKey;
@@ -10,7 +11,7 @@ use super::fault::Findings;
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
-use super::value;
+use super::value::{self, Refused};
 use crate::method::Method;
 
 /// What clients talk to.
@@ -36,6 +37,8 @@ pub struct Service {
     pub drain_timeout: Duration,
     /// For how long a client's next flows go to the backend that it had; `None` = not at all.
     pub persistence: Option<Persistence>,
+    /// The servers' UDP ports from which and to which media flow that belong to a TCP connection of the service.
+    pub rtsp_nat: Option<DataPorts>,
     /// Over what time the share of a backend that is new among others grows from nothing to its weight.
     pub slow_start: Duration,
     /// What becomes of a new flow while no backend may take one.
@@ -152,6 +155,42 @@ pub struct Persistence {
     pub timeout: Duration,
 }
 
+/// The UDP ports that the servers of an RTSP service send media from: at most `DataPorts::MOST`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataPorts {
+    first: u16,
+    last: u16,
+}
+
+impl DataPorts {
+    /// Most ports of one service.
+    pub const MOST: u16 = 1024;
+    const ALLOWED: &str = "a range of 1 to 1024 ports in quotes, \"6970-6999\"";
+
+    /// Each of them.
+    pub fn iter(self) -> impl Iterator<Item = u16> {
+        self.first..=self.last
+    }
+}
+
+impl FromStr for DataPorts {
+    type Err = Refused;
+
+    fn from_str(text: &str) -> Result<DataPorts, Refused> {
+        let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+        text.split_once('-')
+            .and_then(|(first, last)| Some(DataPorts { first: number(first)?, last: number(last)? }))
+            .filter(|ports| ports.first <= ports.last && ports.last - ports.first < DataPorts::MOST)
+            .ok_or_else(|| Refused::needs(DataPorts::ALLOWED))
+    }
+}
+
+impl fmt::Display for DataPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
 /// What the sender of a refused packet gets to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -174,12 +213,13 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
         Key::new("drain-timeout", "drain-timeout = \"60s\""),
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
+        Key::new("rtsp-nat", "rtsp-nat = { data-ports = \"6970-6999\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("no-backend", "no-backend = \"reject\""),
         Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise", "health", "one-packet", "rtsp-nat", "snat-addresses", "snat-ports"],
+    later: &["advertise", "health", "one-packet", "snat-addresses", "snat-ports"],
 };
 
 const PERSISTENCE: Schema = Schema {
@@ -187,6 +227,9 @@ const PERSISTENCE: Schema = Schema {
     keys: &[Key::new("mask", "mask = 32"), Key::new("timeout", "timeout = \"2m\"")],
     later: &[],
 };
+const RTSP_NAT: Schema =
+    Schema { title: "rtsp-nat", keys: &[Key::new("data-ports", "data-ports = \"6970-6999\"")], later: &[] };
+
 /// How long flows may stay on a backend that takes no more, unless the service says otherwise.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -223,6 +266,10 @@ impl Service {
             Some(value) => Persistence::read(value, findings).map(Some),
             None => Some(None),
         };
+        let rtsp_nat = match section.get("rtsp-nat") {
+            Some(value) => read_rtsp_nat(value, protocol, findings).map(Some),
+            None => Some(None),
+        };
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
@@ -245,6 +292,9 @@ impl Service {
         for item in items {
             backends.extend(Backend::read(item, &mut siblings, registry, findings));
         }
+        if let (Some(Some(ports)), Some(address)) = (rtsp_nat, address) {
+            registry.note_data_ports(section.place_of("rtsp-nat"), address, ports, &backends, findings);
+        }
 
         let protocol = protocol?;
         Some(Service {
@@ -258,6 +308,7 @@ impl Service {
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
             drain_timeout: drain_timeout?,
             persistence: persistence?,
+            rtsp_nat: rtsp_nat?,
             slow_start: slow_start?,
             no_backend: no_backend?,
             unknown_flow: unknown_flow?,
@@ -283,6 +334,23 @@ fn read_requests(
         findings.add(value.span().start, message);
     }
     requests
+}
+
+/// `rtsp-nat`, which belongs to TCP services.
+fn read_rtsp_nat(
+    value: &Value<'_>,
+    protocol: Option<Protocol>,
+    findings: &mut Findings<'_>,
+) -> Option<DataPorts> {
+    let section = Section::open(&RTSP_NAT, value, findings)?;
+    let ports = section.required("data-ports", value::text(DataPorts::ALLOWED, str::parse), findings);
+    if protocol == Some(Protocol::Udp) {
+        let message =
+            "`rtsp-nat` of a service over udp; allowed: over tcp, where the control connections are";
+        findings.add(section.place(), message.to_owned());
+        return None;
+    }
+    ports
 }
 
 impl Persistence {

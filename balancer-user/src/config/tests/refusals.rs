@@ -5,7 +5,7 @@ use crate::config::service::SERVICE;
 use crate::method::Method;
 
 const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
-                            drain-timeout, persistence, slow-start, no-backend, unknown-flow, backend";
+                            drain-timeout, persistence, rtsp-nat, slow-start, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -296,6 +296,36 @@ fn names_and_words_of_a_service() {
             "method = \"maglev\"\npersistence = true",
             &["9:15: persistence is of type boolean; needed: a table"],
         ),
+        (8, "method = \"maglev\"\nrtsp-nat = { data-ports = \"6970-6999\" }", &[]),
+        (
+            8,
+            "method = \"maglev\"\nrtsp-nat = { data-ports = \"1-1025\" }",
+            &[
+                "9:27: `data-ports` is \"1-1025\"; allowed: a range of 1 to 1024 ports in quotes, \"6970-6999\"",
+            ],
+        ),
+        (
+            8,
+            "method = \"maglev\"\nrtsp-nat = { data-ports = \"7000-6999\" }",
+            &[
+                "9:27: `data-ports` is \"7000-6999\"; allowed: a range of 1 to 1024 ports in quotes, \"6970-6999\"",
+            ],
+        ),
+        (
+            8,
+            "method = \"maglev\"\nrtsp-nat = { data-ports = \"0-9\" }",
+            &["9:27: `data-ports` is \"0-9\"; allowed: a range of 1 to 1024 ports in quotes, \"6970-6999\""],
+        ),
+        (
+            7,
+            "protocol = \"udp\"\nrtsp-nat = { data-ports = \"6970-6999\" }",
+            &["8:12: `rtsp-nat` of a service over udp; allowed: over tcp, where the control connections are"],
+        ),
+        (
+            8,
+            "method = \"maglev\"\nrtsp-nat = {}",
+            &["9:12: `data-ports` is missing in rtsp-nat; needed: data-ports = \"6970-6999\""],
+        ),
         (11, "address = \"10.0.0.11:8080\"\nbackup = true\nmax-active = 1", &[]),
         (11, "address = \"10.0.0.11:8080\"\nbackup = 1", &["12:10: `backup` is 1; allowed: true, false"]),
         (
@@ -489,4 +519,43 @@ fn across_services() {
         ["f:13:1: 2 backends in this file; allowed: `max-backends`, 1"]
     );
     assert_eq!(faults_of(&daemon("max-backends = 2", two)), Vec::<String>::new());
+}
+
+#[test]
+fn data_ports_of_rtsp_services_do_not_overlap() {
+    let service = |name: &str, address: &str, ports: &str, backend: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nprotocol = \"tcp\"\nmethod = \"maglev\"\n\
+             rtsp-nat = {{ data-ports = \"{ports}\" }}\n\
+             [[service.backend]]\nname = \"b\"\naddress = \"{backend}\"\n"
+        )
+    };
+    let daemon = "[daemon]\ninterfaces = [\"eth0\"]\n";
+    let first = service("one", "192.0.2.10:554", "6970-6999", "10.0.0.11:554");
+    for (second, expected) in [
+        (service("two", "192.0.2.11:554", "6970-6999", "10.0.0.12:554"), None),
+        (service("two", "192.0.2.10:555", "7000-7009", "10.0.0.12:554"), None),
+        (service("two", "192.0.2.11:554", "7000-7009", "10.0.0.11:554"), None),
+        (
+            service("two", "192.0.2.10:555", "6999-7009", "10.0.0.12:554"),
+            Some(
+                "f:17:12: service address 192.0.2.10:6999 with udp, a data port of 6999-7009, stands on line 8 already; \
+                 allowed: once",
+            ),
+        ),
+        (
+            service("two", "192.0.2.11:554", "6980-7009", "10.0.0.11:555"),
+            Some(
+                "f:17:12: backend address 10.0.0.11 with data port 6980 stands on line 8 already; allowed: once",
+            ),
+        ),
+    ] {
+        let text = format!("{daemon}{first}{second}");
+        assert_eq!(faults_of(&text), Vec::from_iter(expected.map(str::to_owned)), "{text}");
+    }
+    let udp =
+        "[[service]]\nname = \"u\"\naddress = \"192.0.2.10:6980\"\nprotocol = \"udp\"\nmethod = \"maglev\"\n";
+    let expected =
+        "f:14:11: service address 192.0.2.10:6980 with udp stands on line 8 already; allowed: once";
+    assert_eq!(faults_of(&format!("{daemon}{first}{udp}")), [expected]);
 }
