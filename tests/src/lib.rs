@@ -16,6 +16,7 @@ pub mod poll;
 pub mod process;
 pub mod program;
 pub mod responder;
+pub mod rtsp;
 pub mod socket;
 pub mod status;
 pub mod topology;

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// Directories that hold administrators' programs; an ordinary user's PATH often lacks them.
-const ADMINISTRATION: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+pub const ADMINISTRATION: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// Runs `command` with our own standard streams; fails unless it exits with 0.
 pub fn run(command: &mut Command) -> Result<()> {

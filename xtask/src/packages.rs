@@ -1,6 +1,6 @@
 //! Debian packages.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
@@ -32,6 +32,25 @@ pub fn require(step: &str, tools: &[Tool]) -> Result<()> {
         bail!("missing: {}; install what is called {} on Debian", programs.join(", "), packages.join(" "));
     }
     install(&packages)
+}
+
+/// Installs those of `packages` that are missing and bring no program of their own that would tell.
+pub fn require_all(step: &str, packages: &[&str]) -> Result<()> {
+    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("{step}: installing {}", missing.join(" "));
+    if !available() {
+        bail!("install what is called {} on Debian", missing.join(" "));
+    }
+    install(&missing)
+}
+
+fn is_installed(package: &str) -> bool {
+    let query =
+        Command::new("dpkg-query").args(["--show", "--showformat=${db:Status-Status}", package]).output();
+    query.is_ok_and(|answer| answer.stdout == b"installed")
 }
 
 /// Installs `packages`; tries once more with fresh package lists. Nothing that is installed is ever removed for it.

@@ -9,9 +9,6 @@ use crate::command;
 /// What a program run by root still needs from the caller's environment: sudo empties it.
 const KEPT: [&str; 5] = ["HOME", "CARGO_HOME", "RUSTUP_HOME", "CARGO_TARGET_DIR", "RUST_BACKTRACE"];
 
-/// Where what only root uses is installed: an ordinary user's path often lacks it.
-const ROOTS_OWN: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
-
 /// The words to put in front of a command line so that root runs it: none when we are root. `environment` is what
 /// the command gets besides the variables that are always kept.
 pub fn prefix(environment: &[(&str, OsString)]) -> Result<Vec<OsString>> {
@@ -24,7 +21,7 @@ pub fn prefix(environment: &[(&str, OsString)]) -> Result<Vec<OsString>> {
     let mut words = vec![OsString::from("sudo"), OsString::from("env")];
     let kept = KEPT.iter().filter_map(|name| Some((*name, env::var_os(name)?)));
     let path = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths(env::split_paths(&path).chain(ROOTS_OWN.map(PathBuf::from)))
+    let path = env::join_paths(env::split_paths(&path).chain(command::ADMINISTRATION.map(PathBuf::from)))
         .context("a directory in PATH can't be written there")?;
     for (name, value) in kept.chain([("PATH", path)]).chain(environment.iter().cloned()) {
         let mut word = OsString::from(name);

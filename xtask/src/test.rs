@@ -14,8 +14,14 @@ use crate::{
 /// What the bench of network namespaces calls.
 const BENCH: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
 /// What the end-to-end tests call beside it.
-const TOOLS: [Tool; 2] =
-    [Tool { program: "curl", package: "curl" }, Tool { program: "nginx", package: "nginx-light" }];
+const TOOLS: [Tool; 3] = [
+    Tool { program: "curl", package: "curl" },
+    Tool { program: "nginx", package: "nginx-light" },
+    Tool { program: "ffmpeg", package: "ffmpeg" },
+];
+/// What the RTSP server of the end-to-end tests is made of.
+const MEDIA: [&str; 4] =
+    ["python3-gi", "gir1.2-gst-rtsp-server-1.0", "gstreamer1.0-plugins-base", "gstreamer1.0-plugins-good"];
 
 /// `cargo xtask test`'s options.
 #[derive(clap::Args)]
@@ -32,6 +38,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tools = setup::run(workspace)?;
     require_tools("test")?;
     packages::require("test", &TOOLS)?;
+    packages::require_all("test", &MEDIA)?;
     build::program(workspace, &tools)?;
     let binary = build::binary(workspace, &build::Options { release: false })?;
     if options.filter.is_none() {
