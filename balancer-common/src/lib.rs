@@ -24,7 +24,7 @@ pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
     Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service, ServiceId,
-    ServiceKey, ability, answer, option, role, selector,
+    ServiceKey, ability, answer, client, endpoint, option, role, selector,
 };
 
 /// IP protocol number of TCP (RFC 9293).
@@ -47,7 +47,8 @@ pub mod names {
     pub const SERVICES: &str = "SERVICES";
     /// `HashMap<[u8; 4], u32>`: the roles (`role::*`) of an address, for packets that have no ports.
     pub const ADDRESSES: &str = "ADDRESSES";
-    /// `HashMap<ServiceKey, u32>`: the addresses and ports that backends answer from; the value says nothing.
+    /// `HashMap<ServiceKey, u32>`: the addresses and ports that backends answer from, or send media from; the value is
+    /// of `endpoint::*`.
     pub const ENDPOINTS: &str = "ENDPOINTS";
     /// `Array<Ring>`, indexed by `ServiceId`, memory-mapped: both halves of each selection ring.
     pub const RINGS: &str = "RINGS";

@@ -28,11 +28,13 @@ pub enum Reason {
     /// The source of the new flow must be translated, and no port was found that no other flow has, or had a short
     /// while ago.
     NoSourcePort = 11,
+    /// Media of an RTSP service whose client has no live control connection with the backend.
+    NoControlConnection = 12,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -45,6 +47,7 @@ impl Reason {
         Reason::ReplyCollision,
         Reason::OrphanReply,
         Reason::NoSourcePort,
+        Reason::NoControlConnection,
     ];
 
     /// The name that operators see.
@@ -62,6 +65,7 @@ impl Reason {
             Reason::ReplyCollision => "reply-collision",
             Reason::OrphanReply => "orphan-reply",
             Reason::NoSourcePort => "no-source-port",
+            Reason::NoControlConnection => "no-control-connection",
         }
     }
 

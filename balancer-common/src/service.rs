@@ -55,6 +55,10 @@ pub mod option {
     pub const EXCHANGES: u8 = 1;
     /// UDP: each datagram is scheduled by itself, and no flow is kept.
     pub const ONE_PACKET: u8 = 2;
+    /// TCP: media belong to its connections, so its clients' connections are remembered.
+    pub const RTSP: u8 = 4;
+    /// UDP, a data port of an RTSP service: flows follow their client's control connection.
+    pub const MEDIA: u8 = 8;
 }
 
 /// How a new flow chooses its slot: values of `Service::selector`.
@@ -121,11 +125,19 @@ pub struct ClientKey {
     pub address: [u8; 4],
     /// The service.
     pub service: ServiceId,
-    /// Always 0.
-    pub reserved: u16,
+    /// What is remembered: `client::*`.
+    pub kind: u16,
 }
 
 const _: () = assert!(size_of::<ClientKey>() == 8);
+
+/// Values of `ClientKey::kind`.
+pub mod client {
+    /// The backend that the client had last, for `persistence`.
+    pub const BACKEND: u16 = 0;
+    /// The client's newest control connection, for its media.
+    pub const CONTROL: u16 = 1;
+}
 
 /// What a service remembers of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -133,13 +145,23 @@ const _: () = assert!(size_of::<ClientKey>() == 8);
 pub struct Remembered {
     /// When its last flow was opened, in units of 2^`STAMP_SHIFT` ns.
     pub stamp: u32,
+    /// Where in the flow table the entry of that flow's request direction was: bucket × `WAYS` + way.
+    pub entry: u32,
     /// The backend that it had.
     pub backend: BackendId,
     /// Always 0.
-    pub reserved: u16,
+    pub reserved: [u16; 3],
 }
 
-const _: () = assert!(size_of::<Remembered>() == 8);
+const _: () = assert!(size_of::<Remembered>() == 16);
+
+/// Values in `ENDPOINTS`.
+pub mod endpoint {
+    /// Backends answer from there.
+    pub const SERVER: u32 = 1;
+    /// The backend whose id is in the low half sends media from there.
+    pub const MEDIA: u32 = 1 << 16;
+}
 
 /// By what a daemon knows whether it understands the maps that an earlier one has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

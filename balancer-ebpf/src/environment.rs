@@ -27,8 +27,8 @@ pub trait Environment: FlowMemory {
     fn port(&self, ifindex: u32) -> Option<u16>;
     /// The service that clients reach at `key`.
     fn service(&self, key: &ServiceKey) -> Option<Service>;
-    /// Whether a backend answers from `key`.
-    fn is_endpoint(&self, key: &ServiceKey) -> bool;
+    /// Who answers from `key`: of `endpoint::*`; 0 = nobody.
+    fn endpoint(&self, key: &ServiceKey) -> u32;
     /// The roles of an address: `role::*`, 0 for an address that is none of ours.
     fn roles(&self, address: [u8; 4]) -> u32;
     /// The ring of a service after one more flow has come for it: the word before, whose cursor is that flow's.

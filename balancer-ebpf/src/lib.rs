@@ -15,6 +15,7 @@ pub mod atomic;
 pub mod checksum;
 pub mod environment;
 mod exchange;
+mod media;
 mod open;
 pub mod packet;
 pub mod parse;

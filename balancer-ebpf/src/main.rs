@@ -27,17 +27,20 @@ use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wi
 /// Lets user space map the memory of an array (kernel 5.5).
 const MMAPABLE: u32 = 1 << 10;
 
+/// Takes memory for what is there only (kernel 4.6).
+const NO_PREALLOCATION: u32 = 1;
+
 // The controller sets the real sizes when it loads the program.
 #[map]
 static FLOW_TAGS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
 #[map]
 static FLOWS: Array<Bucket> = Array::with_max_entries(1, MMAPABLE);
 #[map]
-static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, 0);
+static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, NO_PREALLOCATION);
 #[map]
 static ADDRESSES: HashMap<[u8; 4], u32> = HashMap::with_max_entries(1, 0);
 #[map]
-static ENDPOINTS: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1, 0);
+static ENDPOINTS: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1, NO_PREALLOCATION);
 #[map]
 static CLIENTS: LruHashMap<ClientKey, Remembered> = LruHashMap::with_max_entries(1, 0);
 #[map]
@@ -219,8 +222,9 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn is_endpoint(&self, key: &ServiceKey) -> bool {
-        ENDPOINTS.get_ptr(key).is_some()
+    fn endpoint(&self, key: &ServiceKey) -> u32 {
+        // SAFETY: the value is one aligned word, copied at once.
+        unsafe { ENDPOINTS.get(key) }.copied().unwrap_or(0)
     }
 
     #[inline(always)]
@@ -254,7 +258,7 @@ impl Environment for Kernel<'_> {
         match CLIENTS.get_ptr(client) {
             // SAFETY: valid and aligned; read whole, and whatever is read is judged by whoever reads it.
             Some(value) => unsafe { ptr::read_volatile(value) },
-            None => Remembered { stamp: 0, backend: 0, reserved: 0 },
+            None => Remembered { stamp: 0, entry: 0, backend: 0, reserved: [0; 3] },
         }
     }
 

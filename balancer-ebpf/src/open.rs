@@ -10,6 +10,7 @@ use crate::{
     Environment,
     answer::is_unicast,
     checksum::Delta,
+    media,
     parse::{Parsed, tcp},
     persist,
     source::{self, Source, reply_key},
@@ -20,25 +21,42 @@ use crate::{
 const TRIES: usize = 4;
 
 /// Whom a new flow leads to.
-struct Choice {
+pub struct Choice {
     id: BackendId,
     backend: Backend,
     /// Where its packets come from, as the backend sees them.
     source: Source,
     /// What is left of a flow that had the same replies.
     over: Found,
+    /// No other flow has these replies.
+    pub is_free: bool,
 }
 
-/// Opens a flow for its first packet.
+/// A flow that is to be.
+pub struct Opening {
+    /// Its requests, as they arrive.
+    pub key: FlowKey,
+    /// What its client talks to.
+    pub service: Service,
+    /// Whom it leads to.
+    pub choice: Choice,
+    /// MAC that its requests come from.
+    pub neighbour: [u8; 6],
+    /// The interface that they come in by: the low 16 bits of its index.
+    pub ingress: u16,
+    /// The port of that interface.
+    pub port: u16,
+}
+
+/// What a client's first packet opens.
 #[inline(always)]
-pub fn open<E: Environment>(
+pub fn ask<E: Environment>(
     environment: &E,
     parsed: &Parsed,
-    hash: table::Hash,
     service: &Service,
-    client: [u8; 6],
+    neighbour: [u8; 6],
     now: u32,
-) -> Result<(), Reason> {
+) -> Result<Opening, Reason> {
     let key = &parsed.key;
     let roles = environment.roles(key.source);
     // No client has such an address. The reply to a service's address, translated, would be another request, and the
@@ -51,13 +69,25 @@ pub fn open<E: Environment>(
     }
     let ingress = environment.ingress();
     let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
-    let choice = choose(environment, key, service, roles & role::BACKEND != 0, now)?;
+    let choice = if service.options & option::MEDIA != 0 {
+        media::choose(environment, key, service.id, now)?
+    } else {
+        choose(environment, key, service, roles & role::BACKEND != 0, now)?
+    };
+    check_hop(environment, parsed, choice.id)?;
+    Ok(Opening { key: *key, service: *service, choice, neighbour, ingress: ingress as u16, port })
+}
+
+/// Makes the two entries of a flow.
+#[inline(always)]
+pub fn open<E: Environment>(environment: &E, opening: &Opening, now: u32) -> Result<(), Reason> {
+    let Opening { key, service, choice, .. } = opening;
     let id = choice.id;
-    check_hop(environment, parsed, id)?;
     if choice.over.exists() {
         table::release(environment, &choice.over);
     }
-    let [request, reply] = entries(parsed, service, &choice, client, (ingress, port), now);
+    let hash = table::hash(environment, key);
+    let [request, reply] = entries(opening, now);
 
     // The reply's entry goes first: the request's names its twin from the start, and only a flow that has both
     // is ever active.
@@ -74,7 +104,11 @@ pub fn open<E: Environment>(
     if table::is_unchanged(&reply) {
         reply.entry.set_twin(index);
     }
-    persist::note(environment, service, key, id, now);
+    if service.options & option::MEDIA != 0 {
+        // Part of its control connection, which is counted.
+        return Ok(());
+    }
+    persist::note(environment, service, key, (id, index), now);
     if let Some(counters) = environment.counters(id) {
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
@@ -112,18 +146,33 @@ fn choose<E: Environment>(
         let must_translate = can_translate && (is_backend || source::is_near(key, &backend));
         // A frame from an address to the same address reaches nobody.
         if !must_translate && backend.address != key.source {
-            let reply = reply_key(key, &backend, own);
-            let over = table::find(environment, &reply, table::hash(environment, &reply));
-            if !over.exists() || is_over(environment, &over, now) {
-                return Ok(Choice { id, backend, source: own, over });
+            let choice = with_source(environment, key, id, &backend, own, now);
+            if choice.is_free {
+                return Ok(choice);
             }
         }
         if can_translate {
             let (source, over) = source::give(environment, key, &backend, now)?;
-            return Ok(Choice { id, backend, source, over });
+            return Ok(Choice { id, backend, source, over, is_free: true });
         }
     }
     Err(Reason::ReplyCollision)
+}
+
+/// A backend for a flow whose packets come to it from this source.
+#[inline(always)]
+pub fn with_source<E: Environment>(
+    environment: &E,
+    key: &FlowKey,
+    id: BackendId,
+    backend: &Backend,
+    source: Source,
+    now: u32,
+) -> Choice {
+    let reply = reply_key(key, backend, source);
+    let over = table::find(environment, &reply, table::hash(environment, &reply));
+    let is_free = !over.exists() || is_over(environment, &over, now);
+    Choice { id, backend: *backend, source, over, is_free }
 }
 
 /// Whether a flow has ended, so that another may have its place.
@@ -173,16 +222,10 @@ fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) ->
 
 /// The entries of both directions of a `nat` flow. Each names no twin yet.
 #[inline(always)]
-fn entries(
-    parsed: &Parsed,
-    service: &Service,
-    Choice { id, backend, source, .. }: &Choice,
-    client: [u8; 6],
-    (ingress, port): (u32, u16),
-    now: u32,
-) -> [FlowEntry; 2] {
-    let key = parsed.key;
+fn entries(opening: &Opening, now: u32) -> [FlowEntry; 2] {
+    let Opening { key, service, choice: Choice { id, backend, source, .. }, .. } = *opening;
     let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
+    let active = if service.options & option::MEDIA != 0 { 0 } else { flags::ACTIVE };
     let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     let to_backend =
         Delta::default().address(key.source, source.address).address(key.destination, backend.address);
@@ -199,19 +242,19 @@ fn entries(
             .word(key.source_port, source.port)
             .word(key.destination_port, backend.port)
             .fold(),
-        neighbour: client,
-        via: ingress as u16,
-        backend: *id,
+        neighbour: opening.neighbour,
+        via: opening.ingress,
+        backend: id,
         opened: now as u16,
         service: service.id,
         timeout,
         twin: NO_TWIN,
         stamp: now,
-        control: Control::new(FlowState::HalfOpen, flags::ACTIVE | followed, 0),
+        control: Control::new(FlowState::HalfOpen, active | followed, 0),
         exchange: 0,
     };
     let reply = FlowEntry {
-        key: reply_key(&key, backend, *source),
+        key: reply_key(&key, &backend, source),
         new_source: key.destination,
         new_destination: key.source,
         new_source_port: key.destination_port,
@@ -221,7 +264,7 @@ fn entries(
             .word(backend.port, key.destination_port)
             .word(source.port, key.source_port)
             .fold(),
-        via: port,
+        via: opening.port,
         control: Control::new(FlowState::HalfOpen, flags::REPLY | followed, 0),
         ..request
     };

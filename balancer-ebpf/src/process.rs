@@ -2,12 +2,14 @@
 
 use balancer_common::{
     BackendId, Control, FIRST_SNAT_PORT, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId,
-    ServiceKey, TCP, Traffic, age_bucket, answer as answers, flags, role,
+    ServiceKey, TCP, Traffic, age_bucket, answer as answers, endpoint, flags, role,
 };
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
 use crate::{
-    Environment, Packet, answer, exchange, open, packet,
+    Environment, Packet, answer, exchange, media,
+    open::{self, Opening},
+    packet,
     parse::{Parsed, Unparsed, parse, tcp},
     rewrite::{Translation, rewrite},
     state::{self, Direction},
@@ -99,23 +101,10 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: boo
     let hash = table::hash(environment, &parsed.key);
     let found = table::find(environment, &parsed.key, hash);
     if !found.exists() || starts_anew(environment, &parsed, &found, now) {
-        let Some(service) = environment.service(&service_key(&parsed)) else {
-            return Err(stranger(environment, &parsed));
-        };
-        if is_first {
-            // Another CPU has pushed it out already: the sender's next try opens another.
-            return Err(Reason::FlowTableFull.into());
-        }
-        check_packet(&parsed)?;
-        if found.exists() {
-            table::end(environment, &found, now);
-        }
-        // SAFETY: `parse` checked that the Ethernet header lies in the frame.
-        let client = unsafe { (*parsed.ethernet).src_addr };
-        return Err(match open::open(environment, &parsed, hash, &service, client, now) {
+        let opening = first(environment, &parsed, &found, is_first, now)?;
+        return Err(match open::open(environment, &opening, now) {
             Ok(()) => Stop::Opened,
-            Err(reason) if is_answered(&service, reason) => Stop::Rejected(reason),
-            Err(reason) => Stop::Refused(reason),
+            Err(reason) => reason.into(),
         });
     }
     if is_first {
@@ -124,31 +113,62 @@ fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: boo
     carry(packet, environment, &parsed, &found, now)
 }
 
+/// What a packet opens that has no flow, or whose flow is over.
+#[inline(always)]
+fn first<E: Environment>(
+    environment: &E,
+    parsed: &Parsed,
+    found: &Found,
+    is_first: bool,
+    now: u32,
+) -> Result<Opening, Stop> {
+    if is_first {
+        // Another CPU has pushed it out already: the sender's next try opens another.
+        return Err(Reason::FlowTableFull.into());
+    }
+    let Some(service) = environment.service(&service_key(parsed)) else {
+        return stranger(environment, parsed, now);
+    };
+    check_packet(parsed)?;
+    if found.exists() {
+        table::end(environment, found, now);
+    }
+    // SAFETY: `parse` checked that the Ethernet header lies in the frame.
+    let client = unsafe { (*parsed.ethernet).src_addr };
+    open::ask(environment, parsed, &service, client, now).map_err(|reason| {
+        if is_answered(&service, reason) { Stop::Rejected(reason) } else { Stop::Refused(reason) }
+    })
+}
+
 /// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service
 /// port to somewhere else, or to a port of this host that clients are given. Then it answers a flow that is forgotten: a
-/// private source must not leave, and the kernel here knows nothing of it.
+/// private source must not leave, and the kernel here knows nothing of it. From a data port, it is the first of its media.
 #[inline(always)]
-fn stranger<E: Environment>(environment: &E, parsed: &Parsed) -> Stop {
-    let endpoint = ServiceKey {
+fn stranger<E: Environment>(environment: &E, parsed: &Parsed, now: u32) -> Result<Opening, Stop> {
+    let from = ServiceKey {
         address: parsed.key.source,
         port: parsed.key.source_port,
         protocol: parsed.key.protocol,
         reserved: 0,
     };
-    if !environment.is_endpoint(&endpoint) {
-        return Stop::Foreign;
+    let sender = environment.endpoint(&from);
+    if sender == 0 {
+        return Err(Stop::Foreign);
     }
     let roles = environment.roles(parsed.key.destination);
     let is_clients =
         roles & role::SNAT != 0 && u16::from_be_bytes(parsed.key.destination_port) >= FIRST_SNAT_PORT;
     if roles & role::LOCAL != 0 && !is_clients {
-        return Stop::Foreign;
+        return Err(Stop::Foreign);
     }
     if parsed.key.protocol == TCP {
-        Stop::Rejected(Reason::OrphanReply)
-    } else {
-        Stop::Refused(Reason::OrphanReply)
+        return Err(Stop::Rejected(Reason::OrphanReply));
     }
+    if sender & endpoint::MEDIA == 0 {
+        return Err(Stop::Refused(Reason::OrphanReply));
+    }
+    check_packet(parsed)?;
+    Ok(media::answer(environment, parsed, sender, now)?)
 }
 
 /// Whether the service wants the senders of packets refused for this reason to be told.

@@ -134,7 +134,8 @@ impl Entry {
 }
 
 impl Found {
-    const NOTHING: Found =
+    /// Nothing was found.
+    pub const NOTHING: Found =
         Found { entry: Entry(ptr::null_mut()), index: NO_TWIN, control: Control::new(FlowState::Free, 0, 0) };
 
     /// Whether there is an entry.

@@ -9,6 +9,7 @@ mod frame;
 mod full;
 mod hashed;
 mod lifetime;
+mod media;
 mod parse;
 mod persist;
 mod process;

@@ -6,10 +6,7 @@ mod seats;
 mod status;
 mod sweep;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::Ipv4Addr,
-};
+use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
@@ -52,7 +49,9 @@ pub struct Controller {
     network: Network,
     /// The roles of addresses, and the endpoints of backends, as written.
     roles: BTreeMap<Ipv4Addr, u32>,
-    endpoints: BTreeSet<[u8; 8]>,
+    endpoints: BTreeMap<[u8; 8], u32>,
+    /// The services, and the data ports of those that have some, as written.
+    keys: BTreeMap<[u8; 8], [u8; 16]>,
     walk: Walk,
     started: Monotonic,
     selected: Monotonic,
@@ -78,7 +77,8 @@ impl Controller {
             profiles: Vec::new(),
             network: Network::default(),
             roles: BTreeMap::new(),
-            endpoints: BTreeSet::new(),
+            endpoints: BTreeMap::new(),
+            keys: BTreeMap::new(),
             walk,
             started: now,
             selected: now,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey,
-    TCP, Traffic, UDP, ability, role,
+    TCP, Traffic, UDP, ability, endpoint, role,
 };
 use balancer_user::datapath::{Datapath, Sizes};
 
@@ -98,12 +98,15 @@ impl Program {
             )?;
             datapath.set_roles(address.ip().octets(), role::BACKEND)?;
             for protocol in [TCP, UDP] {
-                datapath.set_endpoint(&ServiceKey {
-                    address: address.ip().octets(),
-                    port: address.port().to_be_bytes(),
-                    protocol,
-                    reserved: 0,
-                })?;
+                datapath.set_endpoint(
+                    &ServiceKey {
+                        address: address.ip().octets(),
+                        port: address.port().to_be_bytes(),
+                        protocol,
+                        reserved: 0,
+                    },
+                    endpoint::SERVER,
+                )?;
             }
         }
         datapath.set_port(0, INGRESS)?;

@@ -219,7 +219,7 @@ pub struct Kernel {
     pub services: HashMap<ServiceKey, Service>,
     pub roles: HashMap<[u8; 4], u32>,
     /// What backends answer from.
-    pub endpoints: Vec<ServiceKey>,
+    pub endpoints: HashMap<ServiceKey, u32>,
     /// By service: how many slots were taken, and the slots.
     pub rings: RefCell<HashMap<ServiceId, (RingWord, Vec<BackendId>)>>,
     pub backends: Vec<Backend>,
@@ -246,7 +246,7 @@ impl Kernel {
             ports: HashMap::new(),
             services: HashMap::new(),
             roles: HashMap::new(),
-            endpoints: Vec::new(),
+            endpoints: HashMap::new(),
             rings: RefCell::default(),
             backends: vec![Backend::default(); backends],
             hops: HashMap::new(),
@@ -352,8 +352,8 @@ impl Environment for Kernel {
         self.services.get(key).copied()
     }
 
-    fn is_endpoint(&self, key: &ServiceKey) -> bool {
-        self.endpoints.contains(key)
+    fn endpoint(&self, key: &ServiceKey) -> u32 {
+        self.endpoints.get(key).copied().unwrap_or(0)
     }
 
     fn roles(&self, address: [u8; 4]) -> u32 {

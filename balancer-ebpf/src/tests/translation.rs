@@ -35,7 +35,7 @@ fn with_table(backends: usize, mask: [u8; 4], buckets: u32) -> Bed {
     for (address, port) in Bed::BACKENDS {
         for protocol in [TCP, UDP] {
             let key = ServiceKey { address, port: port.to_be_bytes(), protocol, reserved: 0 };
-            bed.kernel.endpoints.push(key);
+            bed.kernel.endpoints.insert(key, balancer_common::endpoint::SERVER);
         }
     }
     bed

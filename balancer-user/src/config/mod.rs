@@ -26,6 +26,7 @@ pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
 pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
 pub use name::{InterfaceName, Name};
+pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
 pub use service::{
     DEFAULT_DRAIN_TIMEOUT, DataPorts, Forward, Persistence, Protocol, Refusal, Requests, Service, Snat,
 };

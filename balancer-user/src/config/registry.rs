@@ -9,6 +9,11 @@ use super::name::Name;
 use super::section::{Once, Section};
 use super::service::{DataPorts, Protocol};
 
+/// Most data ports of all RTSP services together.
+pub const MOST_DATA_PORTS: u32 = 8192;
+/// Most data ports of all their backends together.
+pub const MOST_DATA_SOURCES: u32 = 65_536;
+
 /// What must be judged across services.
 #[derive(Default)]
 pub(super) struct Registry {
@@ -17,6 +22,8 @@ pub(super) struct Registry {
     addresses: HashMap<Ipv4Addr, usize>,
     /// Addresses and ports that media come from.
     data_sources: Once<(Ipv4Addr, u16)>,
+    /// How many data ports there are, of services and of backends, and where the last were added.
+    data_ports: [(u32, usize); 2],
     /// Places of all services, good or bad.
     services: Vec<usize>,
     /// Places of all backends, good or bad.
@@ -57,6 +64,12 @@ impl Registry {
         backends: &[Backend],
         findings: &mut Findings<'_>,
     ) {
+        let count = ports.iter().count() as u32;
+        for (sum, more) in
+            self.data_ports.iter_mut().zip([count, count.saturating_mul(backends.len() as u32)])
+        {
+            *sum = (sum.0.saturating_add(more), place);
+        }
         for port in ports.iter() {
             let endpoint = address.with_port(port);
             let what = format!("service address {endpoint} with udp, a data port of {ports},");
@@ -96,6 +109,15 @@ impl Registry {
                      allowed: an address that no service has"
                 );
                 findings.add(place, message);
+            }
+        }
+        for ((count, place), (what, most)) in self
+            .data_ports
+            .into_iter()
+            .zip([("data ports of services", MOST_DATA_PORTS), ("data ports of backends", MOST_DATA_SOURCES)])
+        {
+            if count > most {
+                findings.add(place, format!("{count} {what} in this file; allowed: {most}"));
             }
         }
         let Some(daemon) = daemon else { return };

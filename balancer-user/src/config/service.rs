@@ -88,7 +88,7 @@ impl Protocol {
     }
 
     /// How long a flow may be silent unless the service says otherwise.
-    const fn default_idle_timeout(self) -> Duration {
+    pub const fn default_idle_timeout(self) -> Duration {
         match self {
             Protocol::Tcp => Duration::from_secs(2 * 3600),
             Protocol::Udp => Duration::from_secs(120),

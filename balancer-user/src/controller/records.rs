@@ -1,10 +1,11 @@
 //! Services and backends as the program, and the next daemon, read them.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, ability, answer, option, selector,
+    Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, UDP, ability, answer, endpoint,
+    option, selector,
 };
 
 use super::{
@@ -13,14 +14,14 @@ use super::{
 };
 use crate::{
     clock::Monotonic,
-    config::{self, Daemon, Refusal, Requests},
+    config::{self, Daemon, DataPorts, Refusal, Requests},
     method::Method,
 };
 
 impl Controller {
     /// Writes the backends that have changed, and where they answer from.
     pub(super) fn write_backends(&mut self) -> Result<()> {
-        let mut endpoints = std::collections::BTreeSet::new();
+        let mut endpoints = BTreeMap::new();
         for (id, backend) in self.backends.iter_mut().enumerate() {
             let Some(backend) = backend else { continue };
             let id = BackendId::try_from(id).context("number the backends")?;
@@ -30,35 +31,53 @@ impl Controller {
                 self.datapath.set_backend(id, &record).with_context(what)?;
                 backend.record = Some(record);
             }
-            let endpoint = ServiceKey {
+            let from = ServiceKey {
                 address: record.address,
                 port: record.port,
                 protocol: backend.protocol,
                 reserved: 0,
             };
-            endpoints.insert(bytemuck::cast::<_, [u8; 8]>(endpoint));
+            endpoints.insert(bytemuck::cast::<_, [u8; 8]>(from), endpoint::SERVER);
+            for port in backend.data_ports.into_iter().flat_map(DataPorts::iter) {
+                let from = ServiceKey { port: port.to_be_bytes(), protocol: UDP, ..from };
+                endpoints.insert(bytemuck::cast(from), endpoint::MEDIA | u32::from(id));
+            }
         }
-        for endpoint in self.endpoints.difference(&endpoints) {
+        for from in self.endpoints.keys().filter(|from| !endpoints.contains_key(*from)) {
             self.datapath
-                .remove_endpoint(&bytemuck::cast(*endpoint))
+                .remove_endpoint(&bytemuck::cast(*from))
                 .context("forget where a backend answers from")?;
         }
-        for endpoint in endpoints.difference(&self.endpoints) {
+        for (from, who) in endpoints.iter().filter(|(from, who)| self.endpoints.get(*from) != Some(*who)) {
             self.datapath
-                .set_endpoint(&bytemuck::cast(*endpoint))
+                .set_endpoint(&bytemuck::cast(*from), *who)
                 .context("write where a backend answers from")?;
         }
         self.endpoints = endpoints;
         Ok(())
     }
 
-    /// Writes all services.
+    /// Writes the services that have changed, and takes out those that are gone.
     pub(super) fn write_services(&mut self) -> Result<()> {
+        let mut keys: BTreeMap<[u8; 8], [u8; 16]> = BTreeMap::new();
         for service in &self.services {
-            let value = Service { id: service.id, ..value(&service.config, &self.daemon) };
-            let what = || format!("write service {} into its map", service.config.name);
-            self.datapath.set_service(&service.config.key(), &value).with_context(what)?;
+            let (key, value) = (service.config.key(), value(&service.config, &self.daemon));
+            keys.insert(bytemuck::cast(key), bytemuck::cast(Service { id: service.id, ..value }));
+            for port in service.config.rtsp_nat.into_iter().flat_map(DataPorts::iter) {
+                let key = ServiceKey { port: port.to_be_bytes(), protocol: UDP, ..key };
+                let media = Service { id: service.id, ..media(&value) };
+                keys.insert(bytemuck::cast(key), bytemuck::cast(media));
+            }
         }
+        for key in self.keys.keys().filter(|key| !keys.contains_key(*key)) {
+            self.datapath.remove_service(&bytemuck::cast(*key)).context("take a service out of its map")?;
+        }
+        for (key, value) in keys.iter().filter(|(key, value)| self.keys.get(*key) != Some(*value)) {
+            self.datapath
+                .set_service(&bytemuck::cast(*key), &bytemuck::cast(*value))
+                .context("write a service into its map")?;
+        }
+        self.keys = keys;
         Ok(())
     }
 }
@@ -110,11 +129,19 @@ fn value(service: &config::Service, daemon: &Daemon) -> Service {
             Method::Maglev => selector::FLOW,
             _ => selector::NEXT,
         },
-        options: if follows_exchanges(service) { option::EXCHANGES } else { 0 },
+        options: if follows_exchanges(service) { option::EXCHANGES } else { 0 }
+            | if service.rtsp_nat.is_some() { option::RTSP } else { 0 },
         persistence_prefix: service.persistence.map_or(0, |persistence| persistence.mask),
         persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
         ..Service::default()
     }
+}
+
+/// The service of a data port of an RTSP service.
+fn media(control: &Service) -> Service {
+    let idle_timeout = timeout(config::Protocol::Udp.default_idle_timeout());
+    let [half_open_timeout, closing_timeout] = [control.half_open_timeout, control.closing_timeout];
+    Service { idle_timeout, half_open_timeout, closing_timeout, options: option::MEDIA, ..Service::default() }
 }
 
 /// Whether the method compares what only requests and their answers show.

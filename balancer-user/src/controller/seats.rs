@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use balancer_common::{
     AgeProfile, BackendCounters, BackendId, NextHop, ResponseTimes, ServiceId, ServiceKey, Traffic, ability,
+    option,
 };
 use bytemuck::Zeroable as _;
 
@@ -16,7 +17,7 @@ use super::{Controller, records};
 use crate::{
     balance::Balance,
     clock::Monotonic,
-    config::{self, Config, Requests, Snat},
+    config::{self, Config, DataPorts, Requests, Snat},
     network::Source,
     responses::Histogram,
     window::Window,
@@ -50,6 +51,7 @@ pub(super) struct LiveBackend {
     /// `None` when it has left the configuration.
     pub(super) config: Option<config::Backend>,
     pub(super) requests: Requests,
+    pub(super) data_ports: Option<DataPorts>,
     pub(super) snat: Snat,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
@@ -74,6 +76,7 @@ impl LiveBackend {
             endpoint,
             config: None,
             requests: Requests::Flow,
+            data_ports: None,
             snat: Snat::Never,
             drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
@@ -150,6 +153,10 @@ impl Controller {
             return Ok(Vec::new());
         }
         let services = self.datapath.services()?;
+        self.keys =
+            services.iter().map(|(key, service)| (bytemuck::cast(*key), bytemuck::cast(*service))).collect();
+        let services: Vec<_> =
+            services.into_iter().filter(|(_, service)| service.options & option::MEDIA == 0).collect();
         let mut highest = None;
         for id in 0..self.datapath.sizes().backends {
             let id = BackendId::try_from(id).context("number the backends")?;
@@ -184,10 +191,6 @@ impl Controller {
     ) -> Result<()> {
         let seating = self.seat(config, &left)?;
         self.daemon = config.daemon.clone();
-        let gone = left.iter().filter(|(key, _)| config.services.iter().all(|service| service.key() != *key));
-        for (key, _) in gone {
-            self.datapath.remove_service(key).context("take a service out of its map")?;
-        }
         let mut before = std::mem::take(&mut self.services);
         let seated: Vec<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
         self.make_room(seating.iter().map(|(id, _)| usize::from(*id) + 1).max().unwrap_or(0));
@@ -305,6 +308,7 @@ impl Controller {
         seat.config = Some(backend.clone());
         seat.protocol = protocol;
         seat.requests = service.requests;
+        seat.data_ports = service.rtsp_nat;
         seat.snat = service.snat;
         seat.drain_timeout = service.drain_timeout;
         if matches!(seat.duty, Duty::Leave { .. }) {

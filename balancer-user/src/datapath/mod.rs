@@ -25,6 +25,8 @@ use balancer_common::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
+use crate::config;
+
 pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
 pub use flows::Sweep;
@@ -61,7 +63,7 @@ impl Sizes {
         [
             (names::FLOW_TAGS, "max-flows", self.buckets()),
             (names::FLOWS, "max-flows", self.buckets()),
-            (names::SERVICES, "max-services", self.services),
+            (names::SERVICES, "max-services", self.services + config::MOST_DATA_PORTS),
             (names::RINGS, "max-services", self.services),
             (names::BACKENDS, "max-backends", self.backends),
         ]
@@ -146,9 +148,9 @@ impl Datapath {
             .override_global(names::LOG_REFUSALS, &log_refusals, true)
             .map_max_entries(names::FLOW_TAGS, buckets)
             .map_max_entries(names::FLOWS, buckets)
-            .map_max_entries(names::SERVICES, sizes.services)
+            .map_max_entries(names::SERVICES, sizes.services + config::MOST_DATA_PORTS)
             .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends + LOCAL_ADDRESSES)
-            .map_max_entries(names::ENDPOINTS, sizes.backends)
+            .map_max_entries(names::ENDPOINTS, sizes.backends + config::MOST_DATA_SOURCES)
             .map_max_entries(names::RINGS, sizes.services)
             .map_max_entries(names::RING_WORDS, sizes.services)
             .map_max_entries(names::AGE_PROFILES, sizes.services)
@@ -295,9 +297,9 @@ impl Datapath {
         Ok(())
     }
 
-    /// Makes known that a backend answers from `key`.
-    pub fn set_endpoint(&mut self, key: &ServiceKey) -> Result<()> {
-        self.endpoints.insert(bytemuck::cast::<_, [u8; 8]>(*key), 1, 0)?;
+    /// Makes known who answers from `key`: of `endpoint::*`.
+    pub fn set_endpoint(&mut self, key: &ServiceKey, who: u32) -> Result<()> {
+        self.endpoints.insert(bytemuck::cast::<_, [u8; 8]>(*key), who, 0)?;
         Ok(())
     }
 

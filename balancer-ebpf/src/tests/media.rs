@@ -1,0 +1,118 @@
+//! Media of RTSP services, in both directions.
+
+use balancer_common::{Reason, ServiceKey, UDP, endpoint, option};
+
+use super::{
+    bed::{Bed, CLIENT, FIN_ACK, VIP, to_client, to_vip},
+    frame::{Endpoint, Frame, RST},
+};
+use crate::Verdict;
+
+const DATA_PORT: u16 = 6970;
+
+/// Two servers of an RTSP service at `VIP`.
+fn rtsp() -> Bed {
+    let mut bed = Bed::new(2);
+    let control = ServiceKey { address: VIP.0, port: VIP.1.to_be_bytes(), protocol: 6, reserved: 0 };
+    bed.kernel.services.get_mut(&control).unwrap().options = option::RTSP;
+    let port = DATA_PORT.to_be_bytes();
+    let media = ServiceKey { address: VIP.0, port, protocol: UDP, reserved: 0 };
+    let service = balancer_common::Service { id: 0, options: option::MEDIA, ..Bed::UDP_SERVICE };
+    bed.kernel.services.insert(media, service);
+    for (id, (address, _)) in Bed::BACKENDS.into_iter().take(2).enumerate() {
+        let key = ServiceKey { address, port, protocol: UDP, reserved: 0 };
+        bed.kernel.endpoints.insert(key, endpoint::MEDIA | id as u32);
+    }
+    bed
+}
+
+/// A datagram between the client's media port and a server's data port.
+fn sent(to: Endpoint) -> Frame {
+    Frame::udp((CLIENT.0, 5000), to, b"hello")
+}
+
+fn received(from: Endpoint) -> Frame {
+    Frame::udp(from, (CLIENT.0, 5000), b"tone")
+}
+
+/// Runs a frame that must leave with these endpoints.
+#[track_caller]
+fn translated(bed: &Bed, ingress: u32, frame: &Frame, source: Endpoint, destination: Endpoint) {
+    let input = frame.bytes();
+    let (verdict, output) = bed.run(ingress, &input);
+    assert_eq!(verdict, Verdict::Redirect(u16::from(ingress == 1)), "{:?}", bed.kernel.drops());
+    let (to, from) = match ingress {
+        1 => (output[..6].try_into().unwrap(), Bed::BACKEND_SIDE),
+        _ => (Bed::CLIENT_MAC, Bed::CLIENT_SIDE),
+    };
+    assert_eq!(output, super::frame::translated(&input, to, from, source, destination));
+}
+
+#[test]
+fn media_follow_the_control_connection_whoever_speaks_first() {
+    for server_first in [false, true] {
+        for skipped in 0..2 {
+            let bed = rtsp();
+            (0..skipped).for_each(|port| _ = bed.establish(([10, 0, 1, 99], port + 1)));
+            let backend = bed.establish(CLIENT);
+            assert_eq!(backend, usize::from(skipped));
+            let server = (Bed::BACKENDS[backend].0, DATA_PORT);
+            let vip = (VIP.0, DATA_PORT);
+            let flows = bed.flows();
+            let before = bed.kernel.counted(backend);
+            let exchange = |is_server| match is_server {
+                true => translated(&bed, 2, &received(server), vip, (CLIENT.0, 5000)),
+                false => translated(&bed, 1, &sent(vip), (CLIENT.0, 5000), server),
+            };
+            exchange(server_first);
+            exchange(!server_first);
+            exchange(true);
+            let after = bed.kernel.counted(backend);
+            assert_eq!(after.reply.packets - before.reply.packets, 2);
+            assert_eq!(after.request.packets - before.request.packets, 1);
+            assert_eq!(bed.flows(), flows, "a part of its connection, not a flow of its own");
+            bed.kernel.assert_active_is_exact();
+        }
+    }
+}
+
+#[test]
+fn without_a_live_control_connection_there_are_none() {
+    let vip = (VIP.0, DATA_PORT);
+    let refused = |bed: &Bed| {
+        bed.refused(1, &sent(vip).bytes(), Reason::NoControlConnection);
+        for (address, _) in &Bed::BACKENDS[..2] {
+            bed.refused(2, &received((*address, DATA_PORT)).bytes(), Reason::NoControlConnection);
+        }
+    };
+    let bed = rtsp();
+    refused(&bed);
+    bed.establish(([10, 0, 1, 99], 1));
+    refused(&bed);
+    for end in [&[to_vip(RST)][..], &[to_vip(FIN_ACK), to_client(1, FIN_ACK)]] {
+        let bed = rtsp();
+        bed.establish(([10, 0, 1, 99], 1));
+        let backend = bed.establish(CLIENT);
+        // Another server has nothing to send to this client.
+        bed.refused(
+            2,
+            &received((Bed::BACKENDS[1 - backend].0, DATA_PORT)).bytes(),
+            Reason::NoControlConnection,
+        );
+        for frame in end {
+            match frame.source == CLIENT {
+                true => _ = bed.request(frame),
+                false => bed.reply(frame, VIP),
+            }
+        }
+        refused(&bed);
+    }
+}
+
+#[test]
+fn other_ports_of_the_server_are_none_of_it() {
+    let bed = rtsp();
+    let backend = bed.establish(CLIENT);
+    bed.passed(2, &received((Bed::BACKENDS[backend].0, DATA_PORT + 1)).bytes());
+    bed.passed(1, &sent((VIP.0, DATA_PORT + 1)).bytes());
+}
