@@ -365,9 +365,11 @@ fn nobody_is_translated_where_the_service_says_never() {
 fn seen_as(wire: &Capture, netns: &Netns, address: Ipv4Addr) -> SocketAddrV4 {
     let before = wire.packets().len();
     let socket = netns.run(|| Ok(UdpSocket::bind((address, 0))?)).unwrap();
-    socket.send_to(b"who am I?", (VIP, VIP_PORT)).unwrap();
-    let arrived =
-        || wire.packets().get(before..)?.iter().find(|packet| packet.destination == backend(1)).cloned();
+    // Again and again: while the network changes, the backend can't be reached for a moment.
+    let arrived = || {
+        drop(socket.send_to(b"who am I?", (VIP, VIP_PORT)));
+        wire.packets().get(before..)?.iter().find(|packet| packet.destination == backend(1)).cloned()
+    };
     eventually(LIMIT, "the datagram at the backend", arrived).unwrap().source
 }
 
