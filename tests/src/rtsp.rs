@@ -37,7 +37,7 @@ impl RtspServer {
         let mut process = Process::spawn(&mut command)?;
         let started = eventually(START, "an RTSP server that listens", || {
             let has_ended = process.ended().is_ok_and(|ended| ended.is_some());
-            (process.log().contains("serving") || has_ended).then(|| !has_ended)
+            (process.log().contains("serving") || has_ended).then_some(!has_ended)
         });
         let log = process.log();
         ensure!(started.with_context(|| log.clone())?, "the RTSP server ended: {log}");
