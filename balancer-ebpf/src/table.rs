@@ -12,7 +12,7 @@ use core::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
+use balancer_common::{BackendId, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
 
 use crate::{Environment, FlowMemory, atomic};
 
@@ -415,35 +415,52 @@ pub fn protect<M: FlowMemory>(memory: &M, index: u32, is_protected: bool) {
 /// Takes a flow out of the table: both its entries, and its share of the active count.
 #[inline(always)]
 pub fn release<E: Environment>(environment: &E, found: &Found) {
-    take_out(environment, found, |twin| _ = free(environment, twin));
+    let count = |backend, ended| count(environment, backend, ended);
+    take_out(environment, found, &count, |twin| _ = free(environment, twin, &count));
 }
 
 /// Takes a flow that is over out of the table. `found` is its request direction; where the reply's entry holds a port,
 /// the port rests from `now` on.
 #[inline(always)]
 pub fn end<E: Environment>(environment: &E, found: &Found, now: u32) {
-    take_out(environment, found, |twin| {
-        if twin.entry.flow().holds_port() {
-            rest(environment, twin, now);
-        } else {
-            free(environment, twin);
-        }
-    });
+    end_with(environment, found, now, |backend, ended| count(environment, backend, ended));
 }
 
-/// Frees an entry, and leaves its twin to `then`.
+/// The same, where `count` is told whose flow it was, and what ended with it (`flags::ACTIVE`, `flags::AWAITING`). False,
+/// and the flow stays, when another CPU changed the entry since it was found.
 #[inline(always)]
-fn take_out<E: Environment>(environment: &E, found: &Found, then: impl FnOnce(&Found)) {
+pub fn end_with<M: FlowMemory>(memory: &M, found: &Found, now: u32, count: impl Fn(BackendId, u8)) -> bool {
+    take_out(memory, found, &count, |twin| {
+        if twin.entry.flow().holds_port() {
+            rest(memory, twin, now);
+        } else {
+            free(memory, twin, &count);
+        }
+    })
+}
+
+/// Frees an entry, and leaves its twin to `then`; false when another CPU changed it meanwhile.
+#[inline(always)]
+fn take_out<M: FlowMemory>(
+    memory: &M,
+    found: &Found,
+    count: &impl Fn(BackendId, u8),
+    then: impl FnOnce(&Found),
+) -> bool {
     let twin = found.entry.flow().twin;
-    if !free(environment, found) || twin == NO_TWIN {
-        return;
+    if !free(memory, found, count) {
+        return false;
     }
-    let Some(entry) = entry_at(environment, twin) else { return };
+    if twin == NO_TWIN {
+        return true;
+    }
+    let Some(entry) = entry_at(memory, twin) else { return true };
     let control = entry.control();
     // An entry that has gone to another flow names another twin.
     if control.is_live() && entry.flow().twin == found.index {
         then(&Found { entry, index: twin, control });
     }
+    true
 }
 
 /// Lets the port that a reply's entry holds rest: the entry stays where it is, so that nobody takes its key, but has
@@ -464,7 +481,7 @@ fn rest<M: FlowMemory>(memory: &M, found: &Found, now: u32) {
 
 /// Frees one entry; false when another CPU changed it meanwhile.
 #[inline(always)]
-fn free<E: Environment>(environment: &E, found: &Found) -> bool {
+fn free<M: FlowMemory>(memory: &M, found: &Found, count: &impl Fn(BackendId, u8)) -> bool {
     let backend = found.entry.flow().backend;
     let sequence = found.control.sequence();
     let busy = Control::new(FlowState::Busy, 0, sequence);
@@ -472,23 +489,31 @@ fn free<E: Environment>(environment: &E, found: &Found) -> bool {
         return false;
     }
     // The tag goes first: once the entry is free, another CPU may give it a new one.
-    set_tag(environment, found.index / WAYS as u32, found.index % WAYS as u32, 0);
+    set_tag(memory, found.index / WAYS as u32, found.index % WAYS as u32, 0);
     found.entry.exchange(busy, Control::new(FlowState::Free, 0, sequence));
-    count_ended(environment, backend, found.control, Control::default());
+    count(backend, ended(found.control, Control::default()));
     true
 }
 
-/// Counts what ends when a flow's entry goes from one control word to another: the active flow, and its exchange. Both
-/// are counted by the entry of the request direction.
+/// What ends when a flow's entry goes from one control word to another: the active flow (`flags::ACTIVE`), and its
+/// exchange (`flags::AWAITING`). Both are counted by the entry of the request direction.
 #[inline(always)]
-pub fn count_ended<E: Environment>(
-    environment: &E,
-    backend: balancer_common::BackendId,
-    before: Control,
-    after: Control,
-) {
-    let ended = before.flags() & !after.flags();
-    if ended & (flags::ACTIVE | flags::AWAITING) == 0 || before.flags() & flags::REPLY != 0 {
+const fn ended(before: Control, after: Control) -> u8 {
+    if before.flags() & flags::REPLY != 0 {
+        return 0;
+    }
+    before.flags() & !after.flags() & (flags::ACTIVE | flags::AWAITING)
+}
+
+/// Counts what ends when a flow's entry goes from one control word to another.
+#[inline(always)]
+pub fn count_ended<E: Environment>(environment: &E, backend: BackendId, before: Control, after: Control) {
+    count(environment, backend, ended(before, after));
+}
+
+#[inline(always)]
+fn count<E: Environment>(environment: &E, backend: BackendId, ended: u8) {
+    if ended == 0 {
         return;
     }
     let Some(counters) = environment.counters(backend) else { return };

@@ -11,7 +11,7 @@ use super::{
     records::stamp,
     seats::{Duty, LiveBackend},
 };
-use crate::clock::Monotonic;
+use crate::{clock::Monotonic, datapath::Ended};
 
 /// How long one walk over the flow table takes.
 const SWEEP_TIME: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ impl Controller {
         let elapsed = now.since(self.walk.at).min(SWEEP_TIME);
         self.walk.at = now;
         let share = elapsed.as_secs_f64() / SWEEP_TIME.as_secs_f64();
-        let count = (self.datapath.buckets() as f64 * share).ceil() as usize;
+        let count = (self.datapath.flows().bucket_count() as f64 * share).ceil() as usize;
         self.walk_on(now, count);
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Controller {
     /// Walks over all of it at once: for a start, before anything waits for a tick.
     pub(super) fn count_flows(&mut self, now: Monotonic) -> Result<()> {
         self.begin_walk();
-        self.walk_on(now, self.datapath.buckets());
+        self.walk_on(now, self.datapath.flows().bucket_count());
         // The counters were not read since, and nothing bounds what changed: what was seen is taken.
         for (backend, census) in self.backends.iter_mut().zip(&self.walk.census) {
             if let Some(backend) = backend {
@@ -115,7 +115,7 @@ impl Controller {
 
     fn begin_walk(&mut self) {
         self.walk.next = 0;
-        self.walk.left = self.datapath.buckets();
+        self.walk.left = self.datapath.flows().bucket_count();
         self.walk.census = self.backends.iter().map(|backend| Census::of(backend.as_ref())).collect();
     }
 
@@ -127,26 +127,31 @@ impl Controller {
             .collect();
         let Walk { next, left, census, .. } = &mut self.walk;
         let count = count.min(*left);
-        let sweep = self.datapath.sweep(*next, count, stamp(now), |control, entry| {
+        let sweep = self.datapath.flows().sweep(*next, count, stamp(now), |entry| {
             let id = usize::from(entry.backend);
             if let Some(census) = census.get_mut(id) {
-                census.add(control);
+                census.add(entry.control);
             }
             match dooms.get(id) {
                 Some(Doom::All) | None => true,
-                Some(Doom::Light) => is_light(control, entry),
+                Some(Doom::Light) => is_light(entry),
                 Some(Doom::None) => false,
             }
         });
-        for (id, ended) in sweep.ended {
-            if let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) {
+        *next = sweep.next;
+        *left -= count;
+        self.walk.is_over = *left == 0;
+        self.count_ended(&sweep.ended);
+    }
+
+    /// Counts what ended with flows that were taken out of the table here and not by the program.
+    pub(super) fn count_ended(&mut self, ended: &Ended) {
+        for (id, ended) in ended {
+            if let Some(Some(backend)) = self.backends.get_mut(usize::from(*id)) {
                 backend.closed += u64::from(ended & flags::ACTIVE != 0);
                 backend.answered += u64::from(ended & flags::AWAITING != 0);
             }
         }
-        *next = sweep.next;
-        *left -= count;
-        self.walk.is_over = *left == 0;
     }
 
     /// Puts the counts right where a whole walk has seen what they can't explain.
@@ -201,8 +206,8 @@ fn corrected([begun_before, ended_before, begun, ended]: [u64; 4], seen: u64) ->
     }
 }
 
-fn is_light(control: Control, entry: &FlowEntry) -> bool {
-    entry.key.protocol != TCP || control.state() == FlowState::HalfOpen
+fn is_light(entry: &FlowEntry) -> bool {
+    entry.key.protocol != TCP || entry.control.state() == FlowState::HalfOpen
 }
 
 fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {

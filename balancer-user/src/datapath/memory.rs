@@ -4,10 +4,10 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
-use balancer_common::{BackendId, FlowEntry, NO_TWIN, NextHop, RING_SLOTS, Ring};
+use balancer_common::{BackendId, FlowEntry, NextHop, RING_SLOTS, Ring};
 use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -31,6 +31,11 @@ impl<T: Pod> SharedArray<T> {
         self.length
     }
 
+    /// The value with this index, valid and aligned as long as `self` is; `None` past the last one.
+    pub fn pointer(&self, index: usize) -> Option<*mut T> {
+        (index < self.length).then(|| self.place(index, 0..size_of::<T>()).cast())
+    }
+
     /// The `width` bytes at `offset` of value `index`, as a pointer that is valid as long as `self` is.
     fn place(&self, index: usize, bytes: Range<usize>) -> *mut u8 {
         assert!(index < self.length && bytes.end <= size_of::<T>(), "within the mapped array");
@@ -43,11 +48,6 @@ impl<T: Pod> SharedArray<T> {
         unsafe { AtomicU16::from_ptr(self.place(index, offset..offset + 2).cast()) }
     }
 
-    fn word32_at(&self, index: usize, offset: usize) -> &AtomicU32 {
-        // SAFETY: as above, multiples of four.
-        unsafe { AtomicU32::from_ptr(self.place(index, offset..offset + 4).cast()) }
-    }
-
     fn word64_at(&self, index: usize, offset: usize) -> &AtomicU64 {
         // SAFETY: as above, multiples of eight.
         unsafe { AtomicU64::from_ptr(self.place(index, offset..offset + 8).cast()) }
@@ -58,17 +58,6 @@ impl SharedArray<u64> {
     /// The word with this index.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         self.word64_at(index, 0)
-    }
-
-    /// Clears the tag byte of a way in a word of flow tags.
-    pub fn clear_tag(&self, index: usize, way: usize) {
-        // SAFETY: the byte is within the mapping.
-        unsafe { std::ptr::write_volatile(self.place(index, way..way + 1), 0) };
-    }
-
-    /// Takes the protection from a way in a word of flow tags.
-    pub fn unprotect(&self, index: usize, way: usize) {
-        self.word(index).fetch_and(!(0x80 << (way * 8)), Ordering::AcqRel);
     }
 }
 
@@ -104,19 +93,6 @@ impl SharedArray<Ring> {
 }
 
 impl SharedArray<FlowEntry> {
-    /// The control word of an entry.
-    pub fn control(&self, index: usize) -> &AtomicU32 {
-        self.word32_at(index, std::mem::offset_of!(FlowEntry, control))
-    }
-
-    /// Makes a claimed entry one without a twin that has expired with the stamp `end`.
-    pub fn expire(&self, index: usize, end: u32) {
-        use std::mem::offset_of;
-        self.word32_at(index, offset_of!(FlowEntry, twin)).store(NO_TWIN, Ordering::Relaxed);
-        self.half_word_at(index, offset_of!(FlowEntry, timeout)).store(0, Ordering::Relaxed);
-        self.word32_at(index, offset_of!(FlowEntry, stamp)).store(end, Ordering::Relaxed);
-    }
-
     /// A copy of an entry. It is one flow's only if the control word's sequence is the same before and after.
     pub fn snapshot(&self, index: usize) -> FlowEntry {
         let mut words = [0u64; size_of::<FlowEntry>() / 8];

@@ -19,8 +19,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, FlowEntry, MAX_PORTS, NextHop, Reason, ResponseTimes,
-    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
+    AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, ResponseTimes, Ring,
+    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -29,7 +29,7 @@ use crate::config;
 
 pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
-pub use flows::Sweep;
+pub use flows::{Ended, Flow, FlowTable, Sweep};
 use memory::SharedArray;
 use pins::PinnedMaps;
 pub use pins::remove as remove_pinned_maps;
@@ -98,8 +98,7 @@ pub struct Datapath {
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
     next_hops: SharedArray<NextHop>,
-    flow_tags: SharedArray<u64>,
-    flows: SharedArray<FlowEntry>,
+    flows: FlowTable,
     sizes: Sizes,
     is_adopted: bool,
 }
@@ -186,8 +185,11 @@ impl Datapath {
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
             next_hops: shared(&mut ebpf, names::NEXT_HOPS, MAX_PORTS + sizes.backends)?,
-            flow_tags: shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
-            flows: shared(&mut ebpf, names::FLOWS, entries)?,
+            flows: FlowTable::new(
+                seed,
+                shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
+                shared(&mut ebpf, names::FLOWS, entries)?,
+            ),
             ebpf,
             sizes,
             is_adopted: pinned.is_some_and(|pinned| pinned.earlier().is_some()),
@@ -368,6 +370,11 @@ impl Datapath {
     /// Reads the response times of the first `backends` slots in one batch: for each slot, one value per CPU.
     pub fn read_response_times(&mut self, backends: usize) -> Result<&[ResponseTimes]> {
         self.response_times.read(backends).context("read the backends' response times")
+    }
+
+    /// The flow table.
+    pub fn flows(&self) -> &FlowTable {
+        &self.flows
     }
 
     /// How many values `read_counters` gives for each slot.
