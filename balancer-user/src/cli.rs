@@ -3,16 +3,19 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 
+use crate::api::FlowState;
 use crate::commands;
 use crate::config::InterfaceName;
+use crate::prefix::Prefix;
 
 const EXAMPLES: &str = "\
 Examples:
   balancer check -c /etc/balancer.toml      is this configuration fine?
   balancer run -c /etc/balancer.toml        balance until SIGINT or SIGTERM
   balancer status web                       who serves \"web\", and how loaded are they?
+  balancer flows list --service web         who is connected to \"web\", and to whom?
   balancer detach                           take everything off again
 
 Exit codes: 0 fine, 1 failed, 2 the call or the configuration is wrong.";
@@ -38,6 +41,9 @@ enum Verb {
     #[command(after_help = "Examples:\n  balancer status\n  balancer status web\n  \
         balancer status --json | jq '.services[].backends[] | {name, share}'")]
     Status(StatusArgs),
+    /// List, count or kill flows: the TCP connections and UDP conversations that are remembered
+    #[command(subcommand)]
+    Flows(FlowsVerb),
     /// Play a table of loads and print which backend each request goes to
     #[command(after_help = "Example:\n  balancer simulate tests/vectors/selection-tables.json")]
     Simulate(SimulateArgs),
@@ -74,12 +80,96 @@ pub struct StatusArgs {
     /// Print the daemon's answer as JSON
     #[arg(long)]
     pub json: bool,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// Which daemon is asked.
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
     /// The daemon's control socket [default: /run/balancer/balancer.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     pub socket: Option<PathBuf>,
     /// Take the socket's path from this configuration
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// What is done with flows.
+#[derive(Debug, Subcommand)]
+pub enum FlowsVerb {
+    /// Show flows, one a line: client, service, backend, protocol, state, age, idle time
+    #[command(after_help = "Examples:\n  balancer flows list --client 203.0.113.0/24\n  \
+        balancer flows list --service web --state half-open --json | jq '.flows[].client'\n\n\
+        The age shows as long as it is known: \"-\" for a flow that is older than the window and was used since.\n\
+        Packets and bytes are not kept for each flow; `balancer status` has each backend's.")]
+    List {
+        /// Which ones.
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// Most flows to show
+        #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u64).range(1..))]
+        limit: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Who is asked.
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+    /// Count flows, by their state
+    #[command(after_help = "Example:\n  balancer flows count --service web --backend web-1\n\n\
+        Those that are half open or established are what `balancer status` shows as active.")]
+    Count {
+        /// Which ones.
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Who is asked.
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+    /// Forget flows: their connections end, the next ones are scheduled anew
+    #[command(
+        group(ArgGroup::new("which").args(["service", "backend", "client", "state", "all"]).multiple(true).required(true)),
+        after_help = "Examples:\n  balancer flows kill --client 203.0.113.7\n  balancer flows kill --backend web-1 --state established\n\n\
+        Nobody is told at once: the next TCP segment, from either end, is answered with a RST (not to clients of a \
+        service with unknown-flow = \"drop\"); the next datagram of a client opens a new flow."
+    )]
+    Kill {
+        /// Which ones.
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// Every flow of every service
+        #[arg(long, conflicts_with_all = ["service", "backend", "client", "state"])]
+        all: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Who is asked.
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+}
+
+/// Which flows are meant: those that are all of this.
+#[derive(Debug, Args)]
+pub struct FilterArgs {
+    /// Flows of this service
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+    /// Flows that this backend serves
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Flows of clients in this network, or of one client: 192.0.2.0/24, 192.0.2.7
+    #[arg(long, value_name = "PREFIX")]
+    pub client: Option<Prefix>,
+    /// Flows that are so far
+    #[arg(long)]
+    pub state: Option<FlowState>,
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +206,7 @@ impl Cli {
             Verb::Run(args) => commands::run::run(&args),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
+            Verb::Flows(verb) => commands::flows::run(&verb),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
             Verb::Detach(args) => commands::detach::run(&args),
         }
@@ -144,6 +235,14 @@ mod tests {
             ("status", None),
             ("status web --json --socket /s", None),
             ("status -c f", None),
+            ("flows list", None),
+            (
+                "flows list --service web --backend b --client 192.0.2.0/24 --state half-open --limit 5 --json",
+                None,
+            ),
+            ("flows count --socket /s", None),
+            ("flows kill --client 192.0.2.7 -c f", None),
+            ("flows kill --all", None),
             ("simulate f --json", None),
             ("detach", None),
             ("detach eth0 eth1 --pin-path /p", None),
@@ -153,6 +252,13 @@ mod tests {
             ("status --socket /s -c f", Some(ErrorKind::ArgumentConflict)),
             ("detach --pin-path /p -c f", Some(ErrorKind::ArgumentConflict)),
             ("detach a/b", Some(ErrorKind::ValueValidation)),
+            ("flows", Some(ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)),
+            ("flows list --limit 0", Some(ErrorKind::ValueValidation)),
+            ("flows list --client 192.0.2.7/24", Some(ErrorKind::ValueValidation)),
+            ("flows list --state open", Some(ErrorKind::InvalidValue)),
+            ("flows kill", Some(ErrorKind::MissingRequiredArgument)),
+            ("flows kill --json", Some(ErrorKind::MissingRequiredArgument)),
+            ("flows kill --all --service web", Some(ErrorKind::ArgumentConflict)),
             ("statsu", Some(ErrorKind::InvalidSubcommand)),
         ] {
             let words = std::iter::once("balancer").chain(call.split_whitespace());

@@ -1,7 +1,9 @@
 //! One pass after the other: reads what the program counted, lets each service's `Balance` choose, and writes the
 //! selection rings. It holds the numbers of services and backends in the maps.
 
+mod ask;
 mod records;
+mod search;
 mod seats;
 mod status;
 mod sweep;
@@ -15,6 +17,7 @@ use balancer_common::{
 use bytemuck::Zeroable as _;
 
 use self::{
+    search::Searches,
     seats::{LiveBackend, LiveService},
     sweep::Walk,
 };
@@ -56,6 +59,7 @@ pub struct Controller {
     started: Monotonic,
     selected: Monotonic,
     interfaces: Vec<InterfaceStatus>,
+    searches: Searches,
 }
 
 impl Controller {
@@ -83,6 +87,7 @@ impl Controller {
             started: now,
             selected: now,
             interfaces: Vec::new(),
+            searches: Searches::default(),
         };
         let left = controller.take_over(now)?;
         controller.apply_after(now, &config, left)?;
@@ -103,6 +108,11 @@ impl Controller {
     /// How the daemon itself runs.
     pub const fn daemon(&self) -> &Daemon {
         &self.daemon
+    }
+
+    /// When the selection rings were last judged, and written where they had to change.
+    pub const fn selected(&self) -> Monotonic {
+        self.selected
     }
 
     /// The program, to be attached.

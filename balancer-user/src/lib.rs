@@ -20,6 +20,7 @@ pub mod method;
 pub mod netlink;
 pub mod network;
 pub mod openings;
+pub mod prefix;
 pub mod profile;
 pub mod responses;
 pub mod rotation;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use balancer_user::api::client::WrongCall;
 use balancer_user::cli::Cli;
 use balancer_user::config::Faults;
 use clap::Parser;
@@ -18,7 +19,7 @@ fn main() -> ExitCode {
             }
             None => {
                 let _ = writeln!(out, "balancer: {error:#}");
-                ExitCode::FAILURE
+                if error.is::<WrongCall>() { ExitCode::from(2) } else { ExitCode::FAILURE }
             }
         }
     })

@@ -1,17 +1,25 @@
-//! How the other verbs ask the daemon: HTTP over a Unix socket, answers in JSON.
+//! How the other verbs ask the daemon: HTTP over a Unix socket, requests and answers in JSON.
 //!
-//! The server only reads the last published status, so no client can delay the controller.
+//! The status is read as it was last published; everything else goes to the controller through a queue of bounded
+//! length, and is answered between two ticks. So no client can delay the controller, however slow it is.
 
 pub mod client;
+mod flows;
 mod model;
+mod refusal;
 mod server;
 mod socket;
+mod verb;
 
-pub use model::{
-    AttachedMode, BackendState, BackendStatus, Drain, InterfaceStatus, ResponseTime, STATUS_PATH,
-    ServiceStatus, Status,
+pub use flows::{
+    CountFlows, Flow, FlowCount, FlowFilter, FlowList, FlowState, KillFlows, Killed, LARGEST_LIST, ListFlows,
 };
-pub use server::Server;
+pub use model::{
+    AttachedMode, BackendState, BackendStatus, Drain, InterfaceStatus, ResponseTime, ServiceStatus, Status,
+};
+pub use refusal::Refusal;
+pub use server::{Published, Server};
+pub use verb::{ANSWER_LIMIT, Ask, Command, Reply, STATUS_PATH, Verb, commands};
 
 #[cfg(test)]
 pub(crate) use model::tests;

@@ -7,9 +7,6 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::config::{Forward, Protocol};
 use crate::method::Method;
 
-/// Where the daemon answers with its [`Status`].
-pub const STATUS_PATH: &str = "/v1/status";
-
 /// What the daemon knows, as of its last tick.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {

@@ -2,16 +2,34 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use axum::extract::State;
-use axum::routing::get;
-use axum::{Json, Router, response::IntoResponse};
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 
-use super::model::{STATUS_PATH, Status};
+use super::model::Status;
+use super::refusal::Refusal;
 use super::socket::SocketFile;
+use super::verb::{Ask, EachVerb, LARGEST_REQUEST, STATUS_PATH, Verb, verbs};
+use crate::clock::Monotonic;
 
-type Published = watch::Receiver<Arc<Status>>;
+/// What the controller tells without being asked.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The last status; its selection age goes for nothing here.
+    pub status: Arc<Status>,
+    /// When the selection rings were last judged.
+    pub selected: Monotonic,
+}
+
+#[derive(Clone)]
+struct Daemon {
+    published: watch::Receiver<Published>,
+    ask: Ask,
+}
 
 /// A server that has its socket and does not answer yet. The socket's file goes with it.
 pub struct Server {
@@ -30,18 +48,21 @@ impl Server {
         Ok(Server { listener, file })
     }
 
-    /// Answers with what was last published, until `stop` is ready.
+    /// Answers, until `stop` is ready: `status` with what was last published, all else by asking the controller.
     ///
     /// # Errors
     ///
     /// When the socket fails.
     pub async fn serve(
         self,
-        status: watch::Receiver<Arc<Status>>,
+        published: watch::Receiver<Published>,
+        ask: Ask,
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<()> {
         let Server { listener, file: _file } = self;
-        let router = Router::new().route(STATUS_PATH, get(answer_status)).with_state(status);
+        let router = Router::new().route(STATUS_PATH, get(answer_status));
+        let router =
+            verbs(router).layer(DefaultBodyLimit::max(LARGEST_REQUEST)).with_state(Daemon { published, ask });
         let serving = axum::serve(listener, router).into_future();
         tokio::select! {
             served = serving => served.context("serve the control socket"),
@@ -50,10 +71,32 @@ impl Server {
     }
 }
 
-async fn answer_status(State(published): State<Published>) -> impl IntoResponse {
+impl EachVerb for Router<Daemon> {
+    fn verb<V: Verb>(self) -> Self {
+        self.route(V::PATH, post(answer::<V>))
+    }
+}
+
+async fn answer_status(State(daemon): State<Daemon>) -> Json<Status> {
     // The lock is held for the copy of a pointer only.
-    let status = Arc::clone(&published.borrow());
-    Json(status.as_ref()).into_response()
+    let Published { status, selected } = daemon.published.borrow().clone();
+    let age = Monotonic::now().since(selected).as_millis();
+    let selection_age_ms = u64::try_from(age).unwrap_or(u64::MAX);
+    Json(Status { selection_age_ms, ..Status::clone(&status) })
+}
+
+async fn answer<V: Verb>(
+    State(daemon): State<Daemon>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<V::Answer>, Refusal> {
+    let body = body.map_err(|_| Refusal::TooLarge(LARGEST_REQUEST))?;
+    daemon.ask.ask(read::<V>(&body)?).await.map(Json)
+}
+
+/// The request in a body; an empty one asks for all defaults.
+fn read<V: Verb>(body: &[u8]) -> Result<V, Refusal> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| Refusal::Wrong(format!("understand the request: {error}")))
 }
 
 #[cfg(test)]
@@ -62,19 +105,63 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+    use std::path::PathBuf;
     use std::time::Duration;
 
     use tempfile::TempDir;
-    use tokio::sync::oneshot;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::{mpsc, oneshot};
 
-    use super::super::client;
+    use super::super::client::{self, WrongCall};
+    use super::super::flows::{CountFlows, FlowCount, FlowFilter, KillFlows};
     use super::super::model::tests::example;
+    use super::super::verb::{Command, commands};
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
 
     fn directory() -> TempDir {
         tempfile::tempdir().expect("a directory")
+    }
+
+    /// As if the last tick had been a while ago.
+    fn publication(status: Status) -> Published {
+        let selected = Monotonic::now().since_boot() - Duration::from_millis(1234);
+        Published { status: Arc::new(status), selected: Monotonic::from_boot(selected) }
+    }
+
+    /// A server in a new directory, and what arrives at the controller.
+    struct Running {
+        _directory: TempDir,
+        socket: PathBuf,
+        received: mpsc::Receiver<Command>,
+        _publish: watch::Sender<Published>,
+    }
+
+    impl Running {
+        async fn start(limit: Duration) -> Running {
+            let directory = directory();
+            let socket = directory.path().join("b.sock");
+            let server = Server::bind(&socket).await.expect("bound");
+            let (publish, published) = watch::channel(publication(Status::default()));
+            let (ask, received) = commands(limit);
+            tokio::spawn(server.serve(published, ask, std::future::pending()));
+            Running { _directory: directory, socket, received, _publish: publish }
+        }
+
+        /// Posts what no client of ours would send; the status line and the body of the answer.
+        async fn post(&self, path: &str, body: &str) -> (String, String) {
+            let mut stream = tokio::net::UnixStream::connect(&self.socket).await.expect("connected");
+            let length = body.len();
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+            );
+            stream.write_all((head + body).as_bytes()).await.expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an answer");
+            let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+            (head.lines().next().expect("a status").to_owned(), body.to_owned())
+        }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -85,21 +172,26 @@ mod tests {
     async fn answers_with_what_was_last_published_and_leaves_nothing_behind() {
         let directory = directory();
         let socket = directory.path().join("made/on/demand/b.sock");
-        let (publish, published) = watch::channel(Arc::new(Status::default()));
+        let (publish, published) = watch::channel(publication(Status::default()));
+        let (ask, _commands) = commands(LIMIT);
         let (stop, stopped) = oneshot::channel::<()>();
         let server = Server::bind(&socket).await.expect("bound");
         assert_eq!(mode(&socket), 0o600);
         assert_eq!(mode(socket.parent().expect("a parent")) & 0o022, 0);
-        let serving = tokio::spawn(server.serve(published, async { drop(stopped.await) }));
+        let serving = tokio::spawn(server.serve(published, ask, async { drop(stopped.await) }));
 
         // A client that asks and never reads delays nobody.
         let mut slow = UnixStream::connect(&socket).expect("connected");
         write!(slow, "GET {STATUS_PATH} HTTP/1.1\r\nhost: x\r\n\r\n").expect("sent");
 
         for status in [Status::default(), example()] {
-            publish.send_replace(Arc::new(status.clone()));
+            publish.send_replace(publication(status.clone()));
             let body = client::get(&socket, STATUS_PATH, LIMIT).await.expect("an answer");
-            assert_eq!(body, serde_json::to_string(&status).expect("a document"));
+            let answer: Status = serde_json::from_str(&body).expect("a status");
+            let age = answer.selection_age_ms;
+            assert!((1234..11_234).contains(&age), "an age that grows until it is asked for: {age}");
+            let expected = Status { selection_age_ms: answer.selection_age_ms, ..status };
+            assert_eq!(body, serde_json::to_string(&expected).expect("a document"));
         }
         let error = client::get(&socket, "/v2/status", LIMIT).await.expect_err("no such path");
         assert!(error.to_string().contains("404"), "{error}");
@@ -163,5 +255,94 @@ mod tests {
         assert_eq!(kept.expect("the limit is kept"), expected);
         drop(deaf);
         assert_eq!(said(LIMIT).await, nobody);
+    }
+
+    #[tokio::test]
+    async fn a_verb_is_carried_to_the_controller_and_its_answer_back() {
+        let mut running = Running::start(LIMIT).await;
+        let filter = FlowFilter { service: Some("web".to_owned()), ..FlowFilter::default() };
+        let verb = CountFlows { filter };
+        let controller = async {
+            let Some(Command::CountFlows(verb, reply)) = running.received.recv().await else {
+                panic!("another command")
+            };
+            assert!(!reply.is_abandoned());
+            reply.send(Ok(FlowCount { flows: 7, established: 7, ..FlowCount::default() }));
+            let Some(Command::CountFlows(_, reply)) = running.received.recv().await else {
+                panic!("another command")
+            };
+            let known = vec!["web".to_owned(), "dns".to_owned()];
+            reply.send(Err(Refusal::Unknown { what: "service", name: "wep".to_owned(), known }));
+            verb
+        };
+        let client = async {
+            let count = client::ask(&running.socket, &verb, LIMIT).await.expect("an answer");
+            assert_eq!(count, FlowCount { flows: 7, established: 7, ..FlowCount::default() });
+            client::ask(&running.socket, &verb, LIMIT).await.expect_err("a refusal")
+        };
+        let (received, error) = tokio::join!(controller, client);
+        assert_eq!(received, verb);
+        assert_eq!(error.to_string(), "there is no service \"wep\"; there are: web, dns");
+        assert!(error.is::<WrongCall>());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_wrong_does_not_reach_the_controller() {
+        let mut running = Running::start(LIMIT).await;
+        for (path, body, status, expected) in [
+            ("/v1/flows/kill", "{", "422 Unprocessable Entity", "EOF while parsing"),
+            (
+                "/v1/flows/kill",
+                r#"{"servcie": "web"}"#,
+                "422 Unprocessable Entity",
+                "unknown field `servcie`",
+            ),
+            (
+                "/v1/flows/list",
+                r#"{"filter": {"client": "web"}}"#,
+                "422 Unprocessable Entity",
+                "no IPv4 network",
+            ),
+            ("/v1/flows/list", r#"{"limit": -1}"#, "422 Unprocessable Entity", "invalid value: integer `-1`"),
+            ("/v1/status", "{}", "405 Method Not Allowed", ""),
+            ("/v1/flows", "{}", "404 Not Found", ""),
+        ] {
+            let (line, answer) = running.post(path, body).await;
+            assert_eq!(line, format!("HTTP/1.1 {status}"), "{path} {body}");
+            assert!(answer.contains(expected), "{answer}");
+        }
+        let (line, answer) = running.post("/v1/flows/kill", &" ".repeat(LARGEST_REQUEST + 1)).await;
+        assert_eq!(line, "HTTP/1.1 413 Payload Too Large");
+        assert_eq!(answer, r#"{"error":"the request is larger than 65536 bytes"}"#);
+        assert!(running.received.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_controller_that_is_busy_is_said_to_be() {
+        let mut running = Running::start(Duration::from_millis(50)).await;
+        let verb = KillFlows { all: true, ..KillFlows::default() };
+        let late = "the controller gave no answer within 50ms: try again; what was to be changed may have been changed";
+        let mut refusals = Vec::new();
+        for _ in 0..17 {
+            let error = client::ask(&running.socket, &verb, LIMIT).await.expect_err("nobody answers");
+            assert!(!error.is::<WrongCall>());
+            refusals.push(error.to_string());
+        }
+        let full = "16 other requests are waiting to be answered: try again in a moment";
+        assert_eq!(refusals[..16], vec![late; 16]);
+        assert_eq!(refusals[16], full);
+        let (line, _) = running.post("/v1/flows/kill", "").await;
+        assert_eq!(line, "HTTP/1.1 503 Service Unavailable");
+        // Whoever asked has gone: nothing is killed any more.
+        for _ in 0..16 {
+            match running.received.recv().await {
+                Some(Command::KillFlows(_, reply)) => assert!(reply.is_abandoned()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(running.received.try_recv().is_err());
+        running.received.close();
+        let error = client::ask(&running.socket, &verb, LIMIT).await.expect_err("nobody answers");
+        assert_eq!(error.to_string(), "the balancer is about to stop");
     }
 }

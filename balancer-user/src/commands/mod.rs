@@ -1,7 +1,9 @@
 //! What the verbs do, one file each.
 
 pub mod check;
+mod daemon;
 pub mod detach;
+pub mod flows;
 mod output;
 pub mod run;
 pub mod simulate;

@@ -5,14 +5,15 @@ use std::{io::IsTerminal as _, net::Ipv4Addr, path::Path, process::ExitCode, syn
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
+    task::yield_now,
     time::{MissedTickBehavior, interval},
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    api::{Server, Status},
+    api::{self, Command, Published, Server},
     attach::{self, Attachments, Interfaces},
     cli::RunArgs,
     clock::Monotonic,
@@ -91,10 +92,13 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
 
     let (to_controller, from_kernel) = watch::channel(network);
     let (to_netlink, addresses) = watch::channel(addresses);
-    let (publish, published) = watch::channel(Arc::new(controller.status(Monotonic::now())?));
-    let serve = server.serve(published, std::future::pending());
+    let (publish, published) = watch::channel(publication(&mut controller, Monotonic::now())?);
+    let (ask, asked) = api::commands(api::ANSWER_LIMIT);
+    let serve = server.serve(published, ask, std::future::pending());
+    let file = &arguments.config;
+    let kernel = (from_kernel, to_netlink);
     tokio::select! {
-        result = steer(&arguments.config, &mut controller, &mut attachments, (from_kernel, to_netlink), &publish) => result,
+        result = steer(file, &mut controller, &mut attachments, kernel, asked, &publish) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -140,12 +144,18 @@ fn reload(file: &Path, controller: &mut Controller) -> Result<()> {
     Ok(())
 }
 
+/// What the control socket tells without asking the controller.
+fn publication(controller: &mut Controller, now: Monotonic) -> Result<Published> {
+    Ok(Published { status: Arc::new(controller.status(now)?), selected: controller.selected() })
+}
+
 async fn steer(
     file: &Path,
     controller: &mut Controller,
     attachments: &mut Attachments,
     (mut network, addresses): (watch::Receiver<crate::network::Network>, watch::Sender<Vec<Ipv4Addr>>),
-    publish: &watch::Sender<Arc<Status>>,
+    mut asked: mpsc::Receiver<Command>,
+    publish: &watch::Sender<Published>,
 ) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -182,9 +192,14 @@ async fn steer(
                 controller.tick(now)?;
                 if now.since(shown) >= STATUS_PERIOD {
                     shown = now;
-                    publish.send_replace(Arc::new(controller.status(now)?));
+                    publish.send_replace(publication(controller, now)?);
+                } else {
+                    publish.send_modify(|published| published.selected = controller.selected());
                 }
             }
+            Some(command) = asked.recv() => controller.answer(Monotonic::now(), command),
+            // Everybody else has had a turn before the next slice.
+            () = yield_now(), if controller.is_searching() => controller.search(Monotonic::now()),
         }
     }
 }

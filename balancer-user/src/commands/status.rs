@@ -1,19 +1,15 @@
 //! `balancer status`: asks the daemon, and shows what it says.
 
-use std::env;
 use std::fmt::Write;
-use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use comfy_table::{Attribute, Cell, CellAlignment, Table, presets};
+use comfy_table::CellAlignment::{Left, Right};
 
-use super::output::print;
-use crate::api::{BackendStatus, STATUS_PATH, ServiceStatus, Status, client};
+use super::{daemon::Daemon, output};
+use crate::api::client::{WrongCall, understand};
+use crate::api::{BackendStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
 use crate::cli::StatusArgs;
-use crate::config::{Config, DEFAULT_SOCKET};
 
 /// Longest time that the daemon may take to answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -25,46 +21,28 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// When no daemon answers, the service is not there, or the configuration that is to name the socket is
 /// wrong.
 pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let socket = socket(args)?;
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start tokio")?;
-    let body = runtime.block_on(client::get(&socket, STATUS_PATH, LIMIT))?;
-    let output = match (&args.service, args.json) {
+    let body = Daemon::find(&args.daemon)?.get(STATUS_PATH, LIMIT)?;
+    let text = match (&args.service, args.json) {
         (None, true) => body + "\n",
-        (None, false) => table(&read(&body)?, true, on_terminal()),
+        (None, false) => table(&understand(&body)?, true, output::on_terminal()),
         (Some(name), json) => {
-            let status = only(read(&body)?, name)?;
-            if json { serde_json::to_string(&status)? + "\n" } else { table(&status, false, on_terminal()) }
+            let status = only(understand(&body)?, name)?;
+            if json { output::json(&status)? } else { table(&status, false, output::on_terminal()) }
         }
     };
-    print(&output)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn socket(args: &StatusArgs) -> anyhow::Result<PathBuf> {
-    match (&args.socket, &args.config) {
-        (Some(path), _) => Ok(path.clone()),
-        (None, Some(file)) => Ok(Config::load(file)?.daemon.socket),
-        (None, None) => Ok(DEFAULT_SOCKET.into()),
-    }
-}
-
-fn read(body: &str) -> anyhow::Result<Status> {
-    serde_json::from_str(body).context("understand the daemon's answer (is it of another version?)")
 }
 
 /// The status with no other service than `name`.
 fn only(mut status: Status, name: &str) -> anyhow::Result<Status> {
-    let names: Vec<_> = status.services.iter().map(|service| service.name.clone()).collect();
+    let known = status.services.iter().map(|service| service.name.clone()).collect();
     status.services.retain(|service| service.name == name);
     if status.services.is_empty() {
-        bail!("there is no service {name:?}; there are: {}", names.join(", "));
+        let refusal = Refusal::Unknown { what: "service", name: name.to_owned(), known };
+        return Err(WrongCall(refusal.to_string()).into());
     }
     Ok(status)
-}
-
-fn on_terminal() -> bool {
-    io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The services, each with a table of its backends; with `all`, also what concerns no single service.
@@ -101,28 +79,22 @@ fn listed(items: impl Iterator<Item = String>) -> String {
 }
 
 fn backend_table(backends: &[BackendStatus], window_ms: u64, styled: bool) -> String {
-    const HEADER: [(&str, CellAlignment); 12] = [
-        ("backend", CellAlignment::Left),
-        ("address", CellAlignment::Left),
-        ("weight", CellAlignment::Right),
-        ("state", CellAlignment::Left),
-        ("active", CellAlignment::Right),
-        ("packets", CellAlignment::Right),
-        ("bytes", CellAlignment::Right),
-        ("Mbit/s", CellAlignment::Right),
-        ("N", CellAlignment::Right),
-        ("committed", CellAlignment::Right),
-        ("Nw", CellAlignment::Right),
-        ("share", CellAlignment::Right),
+    let header = [
+        ("backend", Left),
+        ("address", Left),
+        ("weight", Right),
+        ("state", Left),
+        ("active", Right),
+        ("packets", Right),
+        ("bytes", Right),
+        ("Mbit/s", Right),
+        ("N", Right),
+        ("committed", Right),
+        ("Nw", Right),
+        ("share", Right),
     ];
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    if !styled {
-        table.force_no_tty();
-    }
-    table.set_header(HEADER.map(|(title, _)| Cell::new(title).add_attribute(Attribute::Bold)));
-    for backend in backends {
-        table.add_row([
+    let rows = backends.iter().map(|backend| {
+        [
             backend.name.clone(),
             backend.address.to_string(),
             backend.weight.to_string(),
@@ -135,12 +107,9 @@ fn backend_table(backends: &[BackendStatus], window_ms: u64, styled: bool) -> St
             format!("{:.2}", backend.committed),
             backend.nw.map_or("-".to_owned(), |nw| format!("{nw:.2}")),
             format!("{:.2}%", backend.share * 100.0),
-        ]);
-    }
-    for (column, (_, alignment)) in table.column_iter_mut().zip(HEADER) {
-        column.set_cell_alignment(alignment);
-    }
-    table.trim_fmt()
+        ]
+    });
+    output::table(header, rows, styled)
 }
 
 fn megabits_per_second(bytes: u64, milliseconds: u64) -> f64 {
@@ -188,6 +157,7 @@ selection age  12 ms
         assert_eq!(only(example(), "web").expect("it is there"), example());
         let error = only(example(), "wep").expect_err("no such service");
         assert_eq!(error.to_string(), "there is no service \"wep\"; there are: web");
+        assert!(error.is::<WrongCall>());
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl LiveBackend {
         }
     }
 
+    /// What people call it: its address when it has left the configuration.
+    pub(super) fn name(&self) -> String {
+        self.config.as_ref().map_or_else(|| self.endpoint.to_string(), |config| config.name.to_string())
+    }
+
     /// Flows that are open now.
     pub(super) const fn active(&self) -> u64 {
         self.opened.saturating_sub(self.closed)

@@ -65,7 +65,7 @@ impl Controller {
         };
         let window = score.map(|score| score.window.traffic).unwrap_or_default();
         Some(BackendStatus {
-            name: config.map_or_else(|| backend.endpoint.to_string(), |config| config.name.to_string()),
+            name: backend.name(),
             address: backend.endpoint,
             weight: config.map_or(0, |config| config.weight.get()),
             state: state(backend),
@@ -114,6 +114,6 @@ fn drain(backend: &LiveBackend, now: Monotonic) -> Option<Drain> {
     })
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
