@@ -57,11 +57,16 @@ fn clients_that_say_nothing_delay_nobody() {
     let balancer = start(&bench);
     let connect_idle = |number: usize| {
         let mut client = UnixStream::connect(balancer.place().socket()).unwrap();
-        match number % 3 {
+        let mut send = |text: &str, times| client.write_all(text.repeat(times).as_bytes()).unwrap();
+        let list = "POST /v1/flows/list HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n{\"limit\": 9}";
+        match number % 5 {
             0 => {}
-            1 => client.write_all(b"GET /v1/sta").unwrap(),
+            1 => send("GET /v1/sta", 1),
+            // Half a request.
+            2 => send(list.trim_end_matches("9}"), 1),
             // Answers that nobody reads.
-            _ => client.write_all(&b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100)).unwrap(),
+            3 => send("GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n", 100),
+            _ => send(list, 100),
         }
         client
     };
