@@ -17,8 +17,8 @@ use crate::{
     prefix::Prefix,
 };
 
-/// How many buckets of the flow table are looked at in one go: a megabyte of it.
-const SLICE: usize = 2048;
+/// How many buckets of the flow table are looked at in one go: 4 MiB of it, a millisecond or two.
+const SLICE: usize = 8192;
 /// Most searches that are under way or waiting.
 const MOST: usize = 16;
 /// How often a flow that changes while it is killed is tried again.

@@ -95,10 +95,9 @@ impl SharedArray<Ring> {
 impl SharedArray<FlowEntry> {
     /// A copy of an entry. It is one flow's only if the control word's sequence is the same before and after.
     pub fn snapshot(&self, index: usize) -> FlowEntry {
-        let mut words = [0u64; size_of::<FlowEntry>() / 8];
-        for (number, word) in words.iter_mut().enumerate() {
-            *word = self.word64_at(index, number * 8).load(Ordering::Acquire);
-        }
-        bytemuck::cast(words)
+        let place = self.place(index, 0..size_of::<FlowEntry>()).cast::<[AtomicU64; 8]>();
+        // SAFETY: within the mapping and page-aligned plus multiples of 64; every word of it is read whole.
+        let words = unsafe { &*place };
+        bytemuck::cast(words.each_ref().map(|word| word.load(Ordering::Acquire)))
     }
 }
