@@ -1,5 +1,6 @@
 //! The state of one service's balancing: from what was counted to the slots of its selection ring.
 
+mod explain;
 mod flows;
 mod plan;
 mod score;
@@ -9,11 +10,12 @@ use std::time::Duration;
 
 use balancer_common::{AGES, BackendId, RING_SLOTS, Traffic};
 
-use self::flows::Flows;
 pub use self::{
+    explain::{Explained, Pick, Stance, Takes},
     plan::{Plan, Taken},
     score::Score,
 };
+use self::{flows::Flows, standing::Standing};
 use crate::{
     clock::Monotonic,
     cost::mean_charge,
@@ -84,8 +86,8 @@ pub struct Balance {
     /// Whether the installed ring goes round `cycle`; if not, it was made for other backends.
     cycle_is_installed: bool,
     installed: Plan,
-    /// The question to which the installed ring, going on, was the answer: asked again, nothing needs planning.
-    answered: Option<Question>,
+    /// The last question, for methods that compare loads.
+    asked: Option<Asked>,
     /// Flows opened in the busiest of the recent ticks; an old peak fades.
     peak: u64,
 }
@@ -117,6 +119,13 @@ struct Backend {
     opened: Row,
 }
 
+#[derive(Clone, Debug)]
+struct Asked {
+    question: Question,
+    /// Whether the installed ring, going on, was the answer: asked again, nothing needs planning.
+    is_answered: bool,
+}
+
 /// All that a plan by load depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Question {
@@ -139,7 +148,7 @@ impl Balance {
             cycle_of: Vec::new(),
             cycle_is_installed: false,
             installed: Plan::new(Vec::new(), None, 0),
-            answered: None,
+            asked: None,
             peak: 0,
         }
     }
@@ -150,7 +159,7 @@ impl Balance {
         if measure != self.measure {
             self.measure = measure;
             self.cycle_is_installed = false;
-            self.answered = None;
+            self.asked = None;
             if let Some(flows) = &mut self.flows {
                 flows.forget_profile(now, self.span);
             }
@@ -203,7 +212,7 @@ impl Balance {
             self.backends.push(backend);
         }
         self.cycle_is_installed = false;
-        self.answered = None;
+        self.asked = None;
     }
 
     /// Over how long the share of a newcomer is ramped, linearly, from 0 to its weight; zero = at once, the default.
@@ -242,6 +251,13 @@ impl Balance {
         }
     }
 
+    /// Counts other active requests for a backend than were observed: for one that is played through.
+    pub fn set_requests(&mut self, id: BackendId, requests: u64) {
+        if let Some(backend) = self.backends.iter_mut().find(|backend| backend.member.id == id) {
+            backend.requests = requests;
+        }
+    }
+
     /// Adds what the service's flows have carried since the last call, by `age_bucket` of the flow at each packet.
     ///
     /// Call it once a tick, after `observe` of what was read at the same time. Without it, picks are charged the mean, and
@@ -261,11 +277,12 @@ impl Balance {
             Measure::Hash => self.plan_table(),
             Measure::Packets | Measure::Bytes | Measure::Requests | Measure::ResponseTime => {
                 let question = self.question(now, last, taken);
-                if self.answered.as_ref() == Some(&question) {
+                if self.asked.as_ref().is_some_and(|asked| asked.is_answered && asked.question == question) {
                     return None;
                 }
-                let plan = self.plan_loads(question.clone());
-                self.answered = self.installed.goes_on_as(&plan, taken.now).then_some(question);
+                let plan = self.plan_loads(&question);
+                let is_answered = self.installed.goes_on_as(&plan, taken.now);
+                self.asked = Some(Asked { question, is_answered });
                 plan
             }
         };
@@ -282,26 +299,16 @@ impl Balance {
     pub fn install(&mut self, plan: Plan) {
         self.installed = plan;
         self.cycle_is_installed = true;
-        self.answered = None;
+        if let Some(asked) = &mut self.asked {
+            // What the ring was made for counts from its own first slot.
+            asked.question.taken = 0;
+            asked.is_answered = false;
+        }
     }
 
     fn question(&self, now: Monotonic, last: Option<BackendId>, taken: Taken) -> Question {
-        let totals = self.totals(now);
-        let standings = self.standings(now, &totals).into_iter().zip(&self.backends);
-        let mut contenders: Vec<Contender> = standings
-            .map(|(standing, backend)| Contender {
-                n: standing.compared,
-                weight: standing.weight,
-                charge: standing.charge,
-                room: backend.room(),
-            })
-            .collect();
-        for (id, picks) in self.installed.pending(taken) {
-            if let Some(contender) = self.position(id).and_then(|place| contenders.get_mut(place)) {
-                contender.n = contender.n.plus(contender.charge.times(picks));
-                contender.room = contender.room.saturating_sub(picks);
-            }
-        }
+        let mut contenders = self.contenders(&self.standings(now, &self.totals(now)));
+        self.charge_taken(&mut contenders, taken);
         let turns = match self.weights().filter(|weight| *weight > 0).count() {
             0 | 1 => 1,
             _ => cycle_length(self.weights()),
@@ -310,8 +317,30 @@ impl Balance {
         Question { contenders, last, length, taken: taken.now }
     }
 
-    fn plan_loads(&self, question: Question) -> Plan {
+    fn contenders(&self, standings: &[Standing]) -> Vec<Contender> {
+        let each = standings.iter().zip(&self.backends);
+        each.map(|(standing, backend)| Contender {
+            n: standing.compared,
+            weight: standing.weight,
+            charge: standing.charge,
+            room: backend.room(),
+        })
+        .collect()
+    }
+
+    /// Charges the flows that have taken slots of the installed ring and are not counted yet.
+    fn charge_taken(&self, contenders: &mut [Contender], taken: Taken) {
+        for (id, picks) in self.installed.pending(taken) {
+            if let Some(contender) = self.position(id).and_then(|place| contenders.get_mut(place)) {
+                contender.n = contender.n.plus(contender.charge.times(picks));
+                contender.room = contender.room.saturating_sub(picks);
+            }
+        }
+    }
+
+    fn plan_loads(&self, question: &Question) -> Plan {
         let Question { contenders, last, length, .. } = question;
+        let (last, length) = (*last, *length);
         let mut after = last.and_then(|last| self.position(last));
         let mut picks = Vec::new();
         // The backups come where no other has room left.

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
-use crate::api::FlowState;
+use crate::api::{FlowState, MOST_PICKS};
 use crate::commands;
-use crate::config::InterfaceName;
+use crate::config::{InterfaceName, Requests};
+use crate::method::Method;
 use crate::prefix::Prefix;
 
 const EXAMPLES: &str = "\
@@ -41,6 +42,19 @@ enum Verb {
     #[command(after_help = "Examples:\n  balancer status\n  balancer status web\n  \
         balancer status --json | jq '.services[].backends[] | {name, share}'")]
     Status(StatusArgs),
+    /// Show why the next flows of a service go where they go
+    #[command(
+        after_help = "Examples:\n  balancer explain web\n  balancer explain web --picks 100 --json\n\n\
+        Compared is N + committed + lacking + pending: what was measured, what recent flows have yet to bring within the \
+        window, what a newcomer counts for the history that it lacks, and flows since the last tick. The lowest \
+        Nw = compared × 10000 / weight is picked; among equals, the next after the last pick."
+    )]
+    Explain(ExplainArgs),
+    /// Show where a service's flows would go by another method, by the counters as they are
+    #[command(after_help = "Examples:\n  balancer whatif web --method least-request\n  \
+        balancer whatif web --method least-response-time --requests exchange\n\n\
+        Nothing changes.")]
+    Whatif(WhatIfArgs),
     /// List, count or kill flows: the TCP connections and UDP conversations that are remembered
     #[command(subcommand)]
     Flows(FlowsVerb),
@@ -94,6 +108,41 @@ pub struct DaemonArgs {
     /// Take the socket's path from this configuration
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// What `explain` is asked.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The service
+    pub service: String,
+    /// How many of the next picks
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_PICKS)))]
+    pub picks: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// What `whatif` is asked.
+#[derive(Debug, Args)]
+pub struct WhatIfArgs {
+    /// The service
+    pub service: String,
+    /// The other method
+    #[arg(long)]
+    pub method: Method,
+    /// What counts as an active request, for least-request and least-response-time [default: as the service has it]
+    #[arg(long)]
+    pub requests: Option<Requests>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
 }
 
 /// What is done with flows.
@@ -206,6 +255,8 @@ impl Cli {
             Verb::Run(args) => commands::run::run(&args),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
+            Verb::Explain(args) => commands::explain::run(&args),
+            Verb::Whatif(args) => commands::whatif::run(&args),
             Verb::Flows(verb) => commands::flows::run(&verb),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
             Verb::Detach(args) => commands::detach::run(&args),
@@ -235,6 +286,9 @@ mod tests {
             ("status", None),
             ("status web --json --socket /s", None),
             ("status -c f", None),
+            ("explain web --picks 0 --json", None),
+            ("whatif web --method maglev -c f", None),
+            ("whatif web --method least-request --requests exchange --socket /s --json", None),
             ("flows list", None),
             (
                 "flows list --service web --backend b --client 192.0.2.0/24 --state half-open --limit 5 --json",
@@ -252,6 +306,11 @@ mod tests {
             ("status --socket /s -c f", Some(ErrorKind::ArgumentConflict)),
             ("detach --pin-path /p -c f", Some(ErrorKind::ArgumentConflict)),
             ("detach a/b", Some(ErrorKind::ValueValidation)),
+            ("explain", Some(ErrorKind::MissingRequiredArgument)),
+            ("explain web --picks 101", Some(ErrorKind::ValueValidation)),
+            ("whatif web", Some(ErrorKind::MissingRequiredArgument)),
+            ("whatif web --method least", Some(ErrorKind::ValueValidation)),
+            ("whatif web --method least-request --requests all", Some(ErrorKind::InvalidValue)),
             ("flows", Some(ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)),
             ("flows list --limit 0", Some(ErrorKind::ValueValidation)),
             ("flows list --client 192.0.2.7/24", Some(ErrorKind::ValueValidation)),

@@ -2,6 +2,7 @@
 //! selection rings. It holds the numbers of services and backends in the maps.
 
 mod ask;
+mod explain;
 mod records;
 mod search;
 mod seats;
@@ -25,7 +26,7 @@ use crate::{
     api::{AttachedMode, InterfaceStatus},
     balance::{Member, Observation, Taken},
     clock::Monotonic,
-    config::{Config, Daemon, Requests},
+    config::{Config, Daemon},
     datapath::Datapath,
     network::{Network, port_hop},
     responses::Histogram,
@@ -279,10 +280,7 @@ impl Controller {
             if let Some(backend) = backend {
                 backend.count(observation.traffic, &counted);
                 observation.active = backend.active();
-                observation.requests = match backend.requests {
-                    Requests::Flow => backend.active(),
-                    Requests::Exchange => backend.awaiting(),
-                };
+                observation.requests = backend.requests_by(backend.requests);
             }
             observations.push(observation);
         }

@@ -49,6 +49,17 @@ impl Method {
         }
     }
 
+    /// What N is counted in; `None` for a method that compares nothing.
+    pub const fn unit(self) -> Option<&'static str> {
+        match self {
+            Method::LeastPackets => Some("packets"),
+            Method::LeastBandwidth => Some("Mbit/s"),
+            Method::LeastRequest => Some("requests"),
+            Method::LeastResponseTime => Some("requests × ms"),
+            Method::RoundRobin | Method::SourceHash | Method::Maglev => None,
+        }
+    }
+
     /// Whether it compares active requests.
     pub const fn counts_requests(self) -> bool {
         matches!(self, Method::LeastRequest | Method::LeastResponseTime)

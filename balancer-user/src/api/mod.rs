@@ -4,6 +4,7 @@
 //! length, and is answered between two ticks. So no client can delay the controller, however slow it is.
 
 pub mod client;
+mod explain;
 mod flows;
 mod model;
 mod refusal;
@@ -11,6 +12,9 @@ mod server;
 mod socket;
 mod verb;
 
+pub use explain::{
+    Choice, Compared, Comparison, Explain, Explanation, MOST_PICKS, Pick, Standing, Stands, WhatIf,
+};
 pub use flows::{
     CountFlows, Flow, FlowCount, FlowFilter, FlowList, FlowState, KillFlows, Killed, LARGEST_LIST, ListFlows,
 };

@@ -165,7 +165,7 @@ impl fmt::Display for AttachedMode {
     }
 }
 
-fn two_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn two_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((number * 100.0).round() / 100.0)
 }
 
@@ -173,14 +173,17 @@ fn three_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S
     serializer.serialize_f64((number * 1000.0).round() / 1000.0)
 }
 
-fn two_decimals_if_any<S: Serializer>(number: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn two_decimals_if_any<S: Serializer>(
+    number: &Option<f64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match number {
         Some(number) => two_decimals(number, serializer),
         None => serializer.serialize_none(),
     }
 }
 
-fn four_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn four_decimals<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((number * 10_000.0).round() / 10_000.0)
 }
 

@@ -6,6 +6,8 @@
 //! | `flows list` | POST | `/v1/flows/list` | `ListFlows` | `FlowList` |
 //! | `flows count` | POST | `/v1/flows/count` | `CountFlows` | `FlowCount` |
 //! | `flows kill` | POST | `/v1/flows/kill` | `KillFlows` | `Killed` |
+//! | `explain` | POST | `/v1/explain` | `Explain` | `Explanation` |
+//! | `whatif` | POST | `/v1/whatif` | `WhatIf` | `Comparison` |
 //!
 //! `status` is answered from what was last published; all others are `Verb`s, which go to the controller as a `Command`.
 //! A new verb is a document, a `Verb` for it, a variant of `Command`, and a line of `verbs`; the compiler asks for what is
@@ -17,6 +19,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
+    explain::{Comparison, Explain, Explanation, WhatIf},
     flows::{CountFlows, FlowCount, FlowList, KillFlows, Killed, ListFlows},
     refusal::Refusal,
 };
@@ -49,6 +52,23 @@ pub enum Command {
     CountFlows(CountFlows, Reply<FlowCount>),
     /// `flows kill`
     KillFlows(KillFlows, Reply<Killed>),
+    /// `explain`
+    Explain(Explain, Reply<Explanation>),
+    /// `whatif`
+    WhatIf(WhatIf, Reply<Comparison>),
+}
+
+impl Command {
+    /// Whether nobody waits for the answer any more: what has not been begun need not be done.
+    pub fn is_abandoned(&self) -> bool {
+        match self {
+            Command::ListFlows(_, reply) => reply.is_abandoned(),
+            Command::CountFlows(_, reply) => reply.is_abandoned(),
+            Command::KillFlows(_, reply) => reply.is_abandoned(),
+            Command::Explain(_, reply) => reply.is_abandoned(),
+            Command::WhatIf(_, reply) => reply.is_abandoned(),
+        }
+    }
 }
 
 /// Does something for every verb: the server, that it has a route.
@@ -58,7 +78,7 @@ pub(super) trait EachVerb {
 
 /// Every verb, once.
 pub(super) fn verbs<E: EachVerb>(each: E) -> E {
-    each.verb::<ListFlows>().verb::<CountFlows>().verb::<KillFlows>()
+    each.verb::<ListFlows>().verb::<CountFlows>().verb::<KillFlows>().verb::<Explain>().verb::<WhatIf>()
 }
 
 impl Verb for ListFlows {
@@ -85,6 +105,22 @@ impl Verb for KillFlows {
     }
 }
 
+impl Verb for Explain {
+    type Answer = Explanation;
+    const PATH: &'static str = "/v1/explain";
+    fn command(self, reply: Reply<Explanation>) -> Command {
+        Command::Explain(self, reply)
+    }
+}
+
+impl Verb for WhatIf {
+    type Answer = Comparison;
+    const PATH: &'static str = "/v1/whatif";
+    fn command(self, reply: Reply<Comparison>) -> Command {
+        Command::WhatIf(self, reply)
+    }
+}
+
 /// Where an answer goes.
 #[derive(Debug)]
 pub struct Reply<Answer>(oneshot::Sender<Result<Answer, Refusal>>);
@@ -95,7 +131,7 @@ impl<Answer> Reply<Answer> {
         drop(self.0.send(answer));
     }
 
-    /// Whether nobody waits any more: what has not been done yet need not be.
+    /// Whether nobody waits any more.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_closed()
     }

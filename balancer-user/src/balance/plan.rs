@@ -51,7 +51,7 @@ impl Plan {
     }
 
     /// The slots that flows will take next, for ever.
-    fn upcoming(&self, taken: u64) -> impl Iterator<Item = BackendId> {
+    pub(super) fn upcoming(&self, taken: u64) -> impl Iterator<Item = BackendId> {
         let cursor = taken.checked_rem(self.slots.len() as u64).unwrap_or(0);
         self.slots.iter().copied().cycle().skip(cursor as usize)
     }

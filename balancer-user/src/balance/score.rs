@@ -34,20 +34,15 @@ impl Balance {
     /// Where each backend stands, in configured order.
     pub fn scores(&self, now: Monotonic) -> Vec<Score> {
         let slots = &self.installed.slots;
-        let micros = u64::try_from(self.span.as_micros()).unwrap_or(u64::MAX);
-        let shown = |load: Load| match self.measure {
-            Measure::Bytes => load.megabits_over(micros),
-            _ => load,
-        };
         let totals = self.totals(now);
         let standings = self.standings(now, &totals);
         let each = self.backends.iter().zip(standings).zip(&totals);
         each.map(|((backend, standing), window)| Score {
             id: backend.member.id,
             weight: backend.member.weight,
-            n: shown(standing.measured).shown(),
-            committed: shown(standing.committed).shown(),
-            nw: shown(standing.compared).times(u64::from(FULL)).shown_weighted(standing.weight),
+            n: self.in_unit(standing.measured).shown(),
+            committed: self.in_unit(standing.committed).shown(),
+            nw: self.weighted(standing.compared, standing.weight),
             ramp: f64::from(standing.ramp) / f64::from(FULL),
             share: slots.iter().filter(|slot| **slot == backend.member.id).count() as f64
                 / slots.len().max(1) as f64,
@@ -56,5 +51,18 @@ impl Balance {
             newcomer: standing.newcomer,
         })
         .collect()
+    }
+
+    /// A load in the unit that people see it in.
+    pub(super) fn in_unit(&self, load: Load) -> Load {
+        match self.measure {
+            Measure::Bytes => load.megabits_over(u64::try_from(self.span.as_micros()).unwrap_or(u64::MAX)),
+            _ => load,
+        }
+    }
+
+    /// Nw of a load, for a weight in parts of `FULL`; `None` for weight 0.
+    pub(super) fn weighted(&self, load: Load, weight: u32) -> Option<f64> {
+        self.in_unit(load).times(u64::from(FULL)).shown_weighted(weight)
     }
 }

@@ -1,3 +1,4 @@
+mod explain;
 mod herd;
 mod limits;
 mod newcomer;
@@ -136,7 +137,7 @@ fn an_answered_question_is_not_asked_again_until_something_changes() {
     world.tick();
     assert_eq!(world.next(2), [1, 0]);
     world.tick();
-    assert!(world.balance.answered.is_some());
+    assert!(world.balance.asked.as_ref().is_some_and(|asked| asked.is_answered));
     assert_eq!(world.plan(0, 0), None);
     assert_eq!(world.plan(0, 1), None);
     world.pass(SPAN.as_millis() as u64, TICK);

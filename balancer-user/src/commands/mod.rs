@@ -3,8 +3,10 @@
 pub mod check;
 mod daemon;
 pub mod detach;
+pub mod explain;
 pub mod flows;
 mod output;
 pub mod run;
 pub mod simulate;
 pub mod status;
+pub mod whatif;

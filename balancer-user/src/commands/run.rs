@@ -197,7 +197,7 @@ async fn steer(
                     publish.send_modify(|published| published.selected = controller.selected());
                 }
             }
-            Some(command) = asked.recv() => controller.answer(Monotonic::now(), command),
+            Some(command) = asked.recv() => controller.answer(command),
             // Everybody else has had a turn before the next slice.
             () = yield_now(), if controller.is_searching() => controller.search(Monotonic::now()),
         }

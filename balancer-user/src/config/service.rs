@@ -3,6 +3,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use balancer_common::ServiceKey;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::backend::{Backend, Siblings};
@@ -137,7 +138,7 @@ pub enum Snat {
 }
 
 /// What counts as an active request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Requests {
     /// Each open TCP connection, half-open ones too, and each live UDP flow.

@@ -5,18 +5,21 @@ use std::collections::BTreeSet;
 use balancer_common::{BackendId, ServiceId};
 
 use super::{Controller, seats::LiveService};
-use crate::{
-    api::{Command, Refusal},
-    clock::Monotonic,
-};
+use crate::api::{Command, Refusal};
 
 impl Controller {
-    /// Answers, or begins the search that leads to the answer: `search` goes on with it.
-    pub fn answer(&mut self, _now: Monotonic, command: Command) {
+    /// Answers, or begins the search that leads to the answer: `search` goes on with it. Does nothing when nobody waits for
+    /// the answer any more: who gave up, or was told that it comes too late, would not expect a change then.
+    pub fn answer(&mut self, command: Command) {
+        if command.is_abandoned() {
+            return;
+        }
         match command {
             Command::ListFlows(list, reply) => self.flows_list(list, reply),
             Command::CountFlows(count, reply) => self.flows_count(count, reply),
             Command::KillFlows(kill, reply) => self.flows_kill(kill, reply),
+            Command::Explain(explain, reply) => reply.send(self.explain(&explain)),
+            Command::WhatIf(what_if, reply) => reply.send(self.what_if(&what_if)),
         }
     }
 

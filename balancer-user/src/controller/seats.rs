@@ -108,6 +108,14 @@ impl LiveBackend {
         self.asked.saturating_sub(self.answered)
     }
 
+    /// Requests that are active now.
+    pub(super) const fn requests_by(&self, requests: Requests) -> u64 {
+        match requests {
+            Requests::Flow => self.active(),
+            Requests::Exchange => self.awaiting(),
+        }
+    }
+
     /// Adds what the counters have grown by.
     pub(super) const fn count(&mut self, traffic: Traffic, counted: &BackendCounters) {
         self.traffic.packets = self.traffic.packets.wrapping_add(traffic.packets);

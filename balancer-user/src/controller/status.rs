@@ -85,7 +85,7 @@ impl Controller {
     }
 }
 
-fn state(backend: &LiveBackend) -> BackendState {
+pub(super) fn state(backend: &LiveBackend) -> BackendState {
     match (backend.duty, backend.unreachable_since) {
         (Duty::Drain { .. }, _) => BackendState::Draining,
         (Duty::Leave { .. }, _) => BackendState::Leaving,
