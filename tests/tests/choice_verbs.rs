@@ -112,7 +112,7 @@ fn what_is_explained_is_what_happens() {
     let lowest = backends.iter().map(|backend| backend.nw.unwrap()).fold(f64::MAX, f64::min);
     assert_eq!(picks[0].nw, Some(lowest));
     assert!(picks.iter().all(|pick| pick.margin.unwrap() >= 0.0 && pick.second.is_some()), "{picks:?}");
-    assert!(picks.iter().all(|pick| (pick.margin == Some(0.0)) == !pick.tied.is_empty()), "{picks:?}");
+    assert!(picks.iter().all(|pick| (pick.margin == Some(0.0)) != pick.tied.is_empty()), "{picks:?}");
 
     bed.send(20_000..20_010);
     let served = eventually(LIMIT, "ten more flows", || {
