@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
@@ -58,6 +59,9 @@ enum Verb {
     /// List, count or kill flows: the TCP connections and UDP conversations that are remembered
     #[command(subcommand)]
     Flows(FlowsVerb),
+    /// Take a backend out of the choice, or put it in again
+    #[command(subcommand)]
+    Backend(BackendVerb),
     /// Play a table of loads and print which backend each request goes to
     #[command(after_help = "Example:\n  balancer simulate tests/vectors/selection-tables.json")]
     Simulate(SimulateArgs),
@@ -143,6 +147,54 @@ pub struct WhatIfArgs {
     /// Who is asked.
     #[command(flatten)]
     pub daemon: DaemonArgs,
+}
+
+/// What is done with a backend.
+#[derive(Debug, Subcommand)]
+pub enum BackendVerb {
+    /// Give it no new flows, and end the others at a deadline; say how many are left. Survives a restart of the daemon
+    #[command(after_help = "Examples:\n  balancer backend drain web-1 --deadline 10m\n  \
+        balancer backend drain web-1                 how many flows are left?\n\n\
+        Flows go on until they end or the deadline comes. Then a TCP connection's next segment is answered with a RST, and \
+        a client's next datagram goes to another backend.")]
+    Drain {
+        /// Which one.
+        #[command(flatten)]
+        which: BackendArgs,
+        /// When the flows that are left are ended, from now on [default: as said before, or the service's drain-timeout]
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        deadline: Option<Duration>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Who is asked.
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+    /// Let a backend that was drained take new flows again
+    #[command(after_help = "Example:\n  balancer backend enable web-1")]
+    Enable {
+        /// Which one.
+        #[command(flatten)]
+        which: BackendArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Who is asked.
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+}
+
+/// Which backend is meant.
+#[derive(Debug, Args)]
+pub struct BackendArgs {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub backend: String,
+    /// The service that it belongs to, where several have one of this name
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
 }
 
 /// What is done with flows.
@@ -255,6 +307,7 @@ impl Cli {
             Verb::Run(args) => commands::run::run(&args),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
+            Verb::Backend(verb) => commands::backend::run(&verb),
             Verb::Explain(args) => commands::explain::run(&args),
             Verb::Whatif(args) => commands::whatif::run(&args),
             Verb::Flows(verb) => commands::flows::run(&verb),
@@ -298,6 +351,10 @@ mod tests {
             ("flows kill --client 192.0.2.7 -c f", None),
             ("flows kill --all", None),
             ("simulate f --json", None),
+            ("backend drain web-1 --service web --deadline 10m --json", None),
+            ("backend enable web-1", None),
+            ("backend drain web-1 --deadline 10", Some(ErrorKind::ValueValidation)),
+            ("backend drain", Some(ErrorKind::MissingRequiredArgument)),
             ("detach", None),
             ("detach eth0 eth1 --pin-path /p", None),
             ("", Some(ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)),

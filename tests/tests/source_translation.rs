@@ -518,8 +518,8 @@ fn ports_rest_past_the_controllers_walk() {
     // Two walks each, since an entry may come before its twin. Closed connections are forgotten after thirty seconds.
     for (age, is_free) in [(0, false), (33, false), (50, false), (62, true)] {
         for _ in 0..2 {
-            let buckets = program.datapath.buckets();
-            program.datapath.sweep(0, buckets, now() + seconds(age), |_, _| false);
+            let buckets = program.datapath.flows().bucket_count();
+            program.datapath.flows().sweep(0, buckets, now() + seconds(age), |_| false);
         }
         let took = now().wrapping_sub(started);
         assert!(took < seconds(9), "too slow to tell: {took} stamps");

@@ -17,7 +17,7 @@ use balancer_tests::{
 };
 use balancer_user::api::{BackendState, Status};
 
-const LIMIT: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(12);
 
 /// Backends that echo what they get over TCP, and a balancer before them.
 struct Scene {
@@ -224,4 +224,83 @@ fn a_reload_changes_what_the_file_changes_and_nothing_else() {
     });
     let mut again: Vec<TcpStream> = (0..3).map(|_| scene.connect()).collect();
     again.iter_mut().for_each(|stream| exchange(stream, b"round"));
+}
+
+/// What `backend drain` says, as JSON.
+fn drain(scene: &Scene, words: &[&str]) -> serde_json::Value {
+    let words = [&["backend", "drain"], words, &["--json"]].concat();
+    serde_json::from_str(&scene.balancer().call(&words).unwrap()).unwrap()
+}
+
+#[test]
+fn a_drained_backend_keeps_its_flows_until_the_deadline_also_over_a_crash() {
+    let same = || service(&[1, 1], "persistence = { mask = 32, timeout = \"1m\" }");
+    let mut scene = Scene::new("", same());
+    let mut first = scene.connect();
+    exchange(&mut first, b"with the first backend");
+    let said = drain(&scene, &["b1", "--deadline", "10m"]);
+    assert_eq!((said["service"].as_str(), said["backend"].as_str()), (Some("tcp"), Some("b1")));
+    assert_eq!(said["remaining"], 1);
+    let left = said["deadline_s"].as_f64().unwrap();
+    assert!((599.0..=600.0).contains(&left), "{said}");
+    // Persistence does not override it.
+    let mut second = scene.connect();
+    exchange(&mut second, b"with the second");
+    let states = [BackendState::Draining, BackendState::Up];
+    scene.wait("the drain", |status| {
+        each(status, |backend| backend.state) == states && actives(status) == [1, 1]
+    });
+    exchange(&mut first, b"goes on");
+
+    let after = scene.crash_and_start("", same());
+    assert_eq!(each(&after, |backend| backend.state), states);
+    let said = drain(&scene, &["b1"]);
+    let left = said["deadline_s"].as_f64().unwrap();
+    assert!(said["remaining"] == 1 && (500.0..600.0).contains(&left), "{said}");
+    exchange(&mut first, b"still");
+    let mut third = scene.connect();
+    exchange(&mut third, b"with the second too");
+    scene.wait("the third elsewhere", |status| actives(status) == [1, 2]);
+
+    // Enabled again, and drained with an end.
+    let said = scene.balancer().call(&["backend", "enable", "b1", "--service", "tcp"]).unwrap();
+    assert_eq!(said, "b1 of tcp takes new flows\n");
+    scene.wait("it to be up", |status| each(status, |backend| backend.state)[0] == BackendState::Up);
+    let text = scene.balancer().call(&["backend", "drain", "b1", "--deadline", "2s"]).unwrap();
+    assert_eq!(text, "b1 of tcp is draining: 1 flow left, none has ended yet; the deadline is in 2s\n");
+    let time = wait_for_reset(&mut first);
+    assert!(time > Duration::from_millis(1_500) && time < Duration::from_millis(4_000), "{time:?}");
+    exchange(&mut second, b"not disturbed");
+    scene.wait("its end", |status| actives(status) == [0, 2]);
+
+    for (words, expected) in [
+        (&["backend", "drain", "b3"][..], "there is no backend \"b3\""),
+        (&["backend", "enable", "b1", "--service", "web"], "there is no service \"web\""),
+    ] {
+        let error = format!("{:#}", scene.balancer().call(words).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// One that can't be reached is down after three seconds: UDP is scheduled anew then, connections are kept for the
+/// `drain-timeout`.
+#[test]
+fn connections_to_a_backend_that_is_down_end_with_the_drain_timeout() {
+    let scene = Scene::new("", service(&[1, 1], "drain-timeout = \"5s\""));
+    let mut first = scene.connect();
+    exchange(&mut first, b"with the first backend");
+    let route = |verb: &str| {
+        scene.bench.balancer.ip(&format!("route {verb} unreachable {}/32", backend_address(1))).unwrap();
+    };
+    route("add");
+    scene.wait("it to be gone", |status| {
+        each(status, |backend| backend.state)[0] == BackendState::Unreachable
+    });
+    // Back in time: nothing is lost.
+    route("del");
+    scene.wait("it to be back", |status| each(status, |backend| backend.state)[0] == BackendState::Up);
+    exchange(&mut first, b"goes on");
+    route("add");
+    let time = wait_for_reset(&mut first);
+    assert!(time > Duration::from_secs(4), "{time:?}");
 }

@@ -3,6 +3,7 @@
 //! The status is read as it was last published; everything else goes to the controller through a queue of bounded
 //! length, and is answered between two ticks. So no client can delay the controller, however slow it is.
 
+mod backend;
 pub mod client;
 mod explain;
 mod flows;
@@ -12,6 +13,7 @@ mod server;
 mod socket;
 mod verb;
 
+pub use backend::{DrainBackend, Draining, EnableBackend, Enabled};
 pub use explain::{
     Choice, Compared, Comparison, Explain, Explanation, MOST_PICKS, Pick, Standing, Stands, WhatIf,
 };

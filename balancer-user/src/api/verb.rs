@@ -6,6 +6,8 @@
 //! | `flows list` | POST | `/v1/flows/list` | `ListFlows` | `FlowList` |
 //! | `flows count` | POST | `/v1/flows/count` | `CountFlows` | `FlowCount` |
 //! | `flows kill` | POST | `/v1/flows/kill` | `KillFlows` | `Killed` |
+//! | `backend drain` | POST | `/v1/backend/drain` | `DrainBackend` | `Draining` |
+//! | `backend enable` | POST | `/v1/backend/enable` | `EnableBackend` | `Enabled` |
 //! | `explain` | POST | `/v1/explain` | `Explain` | `Explanation` |
 //! | `whatif` | POST | `/v1/whatif` | `WhatIf` | `Comparison` |
 //!
@@ -19,6 +21,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
+    backend::{DrainBackend, Draining, EnableBackend, Enabled},
     explain::{Comparison, Explain, Explanation, WhatIf},
     flows::{CountFlows, FlowCount, FlowList, KillFlows, Killed, ListFlows},
     refusal::Refusal,
@@ -52,6 +55,10 @@ pub enum Command {
     CountFlows(CountFlows, Reply<FlowCount>),
     /// `flows kill`
     KillFlows(KillFlows, Reply<Killed>),
+    /// `backend drain`
+    DrainBackend(DrainBackend, Reply<Draining>),
+    /// `backend enable`
+    EnableBackend(EnableBackend, Reply<Enabled>),
     /// `explain`
     Explain(Explain, Reply<Explanation>),
     /// `whatif`
@@ -65,6 +72,8 @@ impl Command {
             Command::ListFlows(_, reply) => reply.is_abandoned(),
             Command::CountFlows(_, reply) => reply.is_abandoned(),
             Command::KillFlows(_, reply) => reply.is_abandoned(),
+            Command::DrainBackend(_, reply) => reply.is_abandoned(),
+            Command::EnableBackend(_, reply) => reply.is_abandoned(),
             Command::Explain(_, reply) => reply.is_abandoned(),
             Command::WhatIf(_, reply) => reply.is_abandoned(),
         }
@@ -78,7 +87,13 @@ pub(super) trait EachVerb {
 
 /// Every verb, once.
 pub(super) fn verbs<E: EachVerb>(each: E) -> E {
-    each.verb::<ListFlows>().verb::<CountFlows>().verb::<KillFlows>().verb::<Explain>().verb::<WhatIf>()
+    each.verb::<ListFlows>()
+        .verb::<CountFlows>()
+        .verb::<KillFlows>()
+        .verb::<DrainBackend>()
+        .verb::<EnableBackend>()
+        .verb::<Explain>()
+        .verb::<WhatIf>()
 }
 
 impl Verb for ListFlows {
@@ -102,6 +117,22 @@ impl Verb for KillFlows {
     const PATH: &'static str = "/v1/flows/kill";
     fn command(self, reply: Reply<Killed>) -> Command {
         Command::KillFlows(self, reply)
+    }
+}
+
+impl Verb for DrainBackend {
+    type Answer = Draining;
+    const PATH: &'static str = "/v1/backend/drain";
+    fn command(self, reply: Reply<Draining>) -> Command {
+        Command::DrainBackend(self, reply)
+    }
+}
+
+impl Verb for EnableBackend {
+    type Answer = Enabled;
+    const PATH: &'static str = "/v1/backend/enable";
+    fn command(self, reply: Reply<Enabled>) -> Command {
+        Command::EnableBackend(self, reply)
     }
 }
 

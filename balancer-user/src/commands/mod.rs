@@ -1,5 +1,6 @@
 //! What the verbs do, one file each.
 
+pub mod backend;
 pub mod check;
 mod daemon;
 pub mod detach;

@@ -334,14 +334,14 @@ impl Controller {
         }
     }
 
-    /// The operator's wish: no new flows for a backend, and the end of the others after `deadline` (none: its service's
-    /// `drain-timeout`).
+    /// The operator's wish: no new flows for a backend, and the end of the others after `deadline` (none: what was wished
+    /// before, or else its service's `drain-timeout`).
     pub fn drain(&mut self, now: Monotonic, id: BackendId, deadline: Option<Duration>) -> Result<()> {
         let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) else { return Ok(()) };
-        let until = now.plus(deadline.unwrap_or(backend.drain_timeout));
-        let (since, from) = match backend.duty {
-            Duty::Drain { since, from, .. } => (since, from),
-            _ => (now, backend.active()),
+        let wished = deadline.map(|deadline| now.plus(deadline));
+        let (since, from, until) = match backend.duty {
+            Duty::Drain { since, from, until } => (since, from, wished.unwrap_or(until)),
+            _ => (now, backend.active(), wished.unwrap_or(now.plus(backend.drain_timeout))),
         };
         backend.duty = Duty::Drain { since, from, until };
         self.set_members(now)?;

@@ -85,6 +85,14 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// How many flows of a backend are left, and how far its draining has come.
+    pub(super) fn draining(&self, now: Monotonic, id: BackendId) -> Option<(u64, Drain)> {
+        let backend = self.backends.get(usize::from(id))?.as_ref()?;
+        Some((backend.active(), drain(backend, now)?))
+    }
+}
+
 pub(super) fn state(backend: &LiveBackend) -> BackendState {
     match (backend.duty, backend.unreachable_since) {
         (Duty::Drain { .. }, _) => BackendState::Draining,
