@@ -8,6 +8,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -363,12 +364,15 @@ fn nobody_is_translated_where_the_service_says_never() {
 
 /// Where a datagram of a new flow came from, as the backend saw it.
 fn seen_as(wire: &Capture, netns: &Netns, address: Ipv4Addr) -> SocketAddrV4 {
-    let before = wire.packets().len();
+    // Each flow's datagrams are told from those of others by their length.
+    static LENGTH: AtomicU16 = AtomicU16::new(1);
+    let length = LENGTH.fetch_add(1, Relaxed);
     let socket = netns.run(|| Ok(UdpSocket::bind((address, 0))?)).unwrap();
     // Again and again: while the network changes, the backend can't be reached for a moment.
     let arrived = || {
-        drop(socket.send_to(b"who am I?", (VIP, VIP_PORT)));
-        wire.packets().get(before..)?.iter().find(|packet| packet.destination == backend(1)).cloned()
+        drop(socket.send_to(&vec![b'?'; length.into()], (VIP, VIP_PORT)));
+        let is_it = |packet: &&Packet| packet.destination == backend(1) && packet.length == 28 + length;
+        wire.packets().iter().find(is_it).cloned()
     };
     eventually(LIMIT, "the datagram at the backend", arrived).unwrap().source
 }
