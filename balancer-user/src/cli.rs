@@ -48,7 +48,8 @@ enum Verb {
         after_help = "Examples:\n  balancer explain web\n  balancer explain web --picks 100 --json\n\n\
         Compared is N + committed + lacking + pending: what was measured, what recent flows have yet to bring within the \
         window, what a newcomer counts for the history that it lacks, and flows since the last tick. The lowest \
-        Nw = compared × 10000 / weight is picked; among equals, the next after the last pick."
+        Nw = compared × 10000 / weight is picked; among equals, the next after the last pick. A client that the service remembers \
+        (`persistence`) goes to its backend, whatever is picked here."
     )]
     Explain(ExplainArgs),
     /// Show where a service's flows would go by another method, by the counters as they are
@@ -268,7 +269,7 @@ pub struct FilterArgs {
     /// Flows of clients in this network, or of one client: 192.0.2.0/24, 192.0.2.7
     #[arg(long, value_name = "PREFIX")]
     pub client: Option<Prefix>,
-    /// Flows that are so far
+    /// Flows in this state
     #[arg(long)]
     pub state: Option<FlowState>,
 }
