@@ -53,6 +53,11 @@ pub enum FlowState {
     Closing = 4,
 }
 
+impl FlowState {
+    /// The states of live flows, in the order of the counters in `EVICTED`.
+    pub const LIVE: [FlowState; 3] = [FlowState::HalfOpen, FlowState::Established, FlowState::Closing];
+}
+
 /// Bits of `Control::flags`.
 pub mod flags {
     /// The client has sent its FIN.

@@ -72,6 +72,8 @@ pub mod names {
     pub const ICMP_SENT: &str = "ICMP_SENT";
     /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.
     pub const AGE_PROFILES: &str = "AGE_PROFILES";
+    /// `PerCpuArray<u64>`, in the order of `FlowState::LIVE`: flows that gave way to new ones, since there was no room.
+    pub const EVICTED: &str = "EVICTED";
     /// `Array<Layout>` of one.
     pub const LAYOUT: &str = "LAYOUT";
     /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.

@@ -1,8 +1,8 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, NextHop, Reason, Remembered,
-    ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, FlowState, NextHop, Reason,
+    Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
 };
 
 /// The memory of the flow table.
@@ -55,6 +55,8 @@ pub trait Environment: FlowMemory {
     fn profiled_age(&self) -> u32;
     /// Whether one more ICMP message may be sent at this stamp.
     fn may_send_icmp(&self, now: u32) -> bool;
+    /// Counts a flow in this state that gave way to a new one.
+    fn evicted(&self, state: FlowState);
     /// Counts a refused packet.
     fn refuse(&self, reason: Reason);
 }

@@ -18,9 +18,9 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, EXCHANGE_SHIFT, HALVES, Layout,
-    MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service,
-    ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, EXCHANGE_SHIFT, FlowState, HALVES,
+    Layout, MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT,
+    Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
 
@@ -63,6 +63,8 @@ static RESPONSE_TIMES: PerCpuArray<ResponseTimes> = PerCpuArray::with_max_entrie
 static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(FlowState::LIVE.len() as u32, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
 
@@ -310,6 +312,15 @@ impl Environment for Kernel<'_> {
         }
         *sent += 1;
         *sent as u32 <= ICMP_PER_STAMP
+    }
+
+    #[inline(always)]
+    fn evicted(&self, state: FlowState) {
+        let Some(place) = (state as u32).checked_sub(FlowState::HalfOpen as u32) else { return };
+        if let Some(count) = EVICTED.get_ptr_mut(place) {
+            // SAFETY: valid, aligned, and this CPU's own.
+            unsafe { *count = (*count).wrapping_add(1) };
+        }
     }
 
     #[inline(always)]

@@ -298,6 +298,7 @@ pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, ke
     let place = entry_at(environment, victim)?;
     let before = place.control();
     if before.is_live() {
+        environment.evicted(before.state());
         release(environment, &Found { entry: place, index: victim, control: before });
     }
     let before = place.control();
@@ -369,8 +370,8 @@ fn set_tag<M: FlowMemory>(memory: &M, bucket: u32, way: u32, tag: u8) -> Option<
     Some(())
 }
 
-/// Whom a new flow may replace when both buckets are full: any flow that is not protected, chosen by the new
-/// one's hash; else an established one, if the one that the hash points at has been silent for long.
+/// Whom a new flow may replace when both buckets are full: of two flows that are not protected, chosen by the new one's
+/// hash, the one whose entry has been silent for longer; else an established one, if the one that the hash points at has been silent for long.
 #[inline(always)]
 fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
     let lot = hash.lot;
@@ -392,8 +393,20 @@ fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
         }
         return (silent_for > PROTECTED as i32).then_some(index);
     }
-    let from_lot = lanes & (u64::MAX << (lot * 8));
-    Some(bucket * WAYS as u32 + lowest_lane(if from_lot == 0 { lanes } else { from_lot }))
+    // The longer silent one of two: a handshake that is under way gives way only to chance, twice.
+    let one = next_lane(lanes, lot);
+    let other = next_lane(lanes, (one + 1) & 7);
+    let [one, other] = [one, other].map(|way| bucket * WAYS as u32 + way);
+    let stamp = |index| Some(entry_at(memory, index)?.flow().stamp);
+    let is_older = stamp(other)?.wrapping_sub(stamp(one)?) as i32 <= -1;
+    Some(if is_older { other } else { one })
+}
+
+/// The first lane from `from` on, going round, whose high bit is set in `lanes`.
+#[inline(always)]
+const fn next_lane(lanes: u64, from: u32) -> u32 {
+    let ahead = lanes & (u64::MAX << (from * 8));
+    lowest_lane(if ahead == 0 { lanes } else { ahead })
 }
 
 #[inline(always)]

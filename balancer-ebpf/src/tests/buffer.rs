@@ -10,8 +10,9 @@ use std::{
 };
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, MAX_PORTS,
-    NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, FlowState,
+    MAX_PORTS, NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS,
+    flags,
 };
 use bytemuck::Zeroable;
 
@@ -227,6 +228,8 @@ pub struct Kernel {
     /// Up to which age packets count in the profiles.
     pub profiled_age: u32,
     profiles: Vec<UnsafeCell<AgeProfile>>,
+    /// Flows that gave way, by `FlowState::LIVE`.
+    pub evicted: [Cell<u64>; 3],
     /// The clients that services remember.
     pub clients: RefCell<HashMap<ClientKey, Remembered>>,
     /// The precise clock.
@@ -252,6 +255,7 @@ impl Kernel {
             hops: HashMap::new(),
             profiled_age: 1_000,
             profiles: (0..2).map(|_| UnsafeCell::new(AgeProfile::zeroed())).collect(),
+            evicted: Default::default(),
             clients: RefCell::default(),
             precise: Cell::new(0),
             times: (0..backends).map(|_| UnsafeCell::default()).collect(),
@@ -410,6 +414,11 @@ impl Environment for Kernel {
 
     fn profiled_age(&self) -> u32 {
         self.profiled_age
+    }
+
+    fn evicted(&self, state: FlowState) {
+        let count = &self.evicted[state as usize - FlowState::HalfOpen as usize];
+        count.set(count.get() + 1);
     }
 
     fn refuse(&self, reason: Reason) {

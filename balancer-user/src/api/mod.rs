@@ -21,7 +21,8 @@ pub use flows::{
     CountFlows, Flow, FlowCount, FlowFilter, FlowList, FlowState, KillFlows, Killed, LARGEST_LIST, ListFlows,
 };
 pub use model::{
-    AttachedMode, BackendState, BackendStatus, Drain, InterfaceStatus, ResponseTime, ServiceStatus, Status,
+    AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, InterfaceStatus, ResponseTime,
+    ServiceStatus, Status,
 };
 pub use refusal::Refusal;
 pub use server::{Published, Server};

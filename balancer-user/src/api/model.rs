@@ -14,12 +14,36 @@ pub struct Status {
     pub services: Vec<ServiceStatus>,
     /// The interfaces, in the order of the configuration.
     pub interfaces: Vec<InterfaceStatus>,
-    /// Refused packets since the program was loaded, by the name of the reason.
+    /// What is in the flow table.
+    pub flows: FlowsStatus,
+    /// Refused packets since the maps were made, by the name of the reason.
     pub drops: BTreeMap<String, u64>,
     /// How long ago the selection rings were last judged, and written where they had to change, in milliseconds.
     pub selection_age_ms: u64,
     /// What time the `window_*` figures cover, in milliseconds: less than the configured window at first.
     pub window_ms: u64,
+}
+
+/// The flow table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowsStatus {
+    /// Flows that fit (`max-flows`).
+    pub room: u64,
+    /// Flows that were there as it was last walked over, about a second ago: many half-open ones are a flood of SYNs.
+    pub now: ByState,
+    /// Flows that gave way to new ones since the maps were made, because there was no room.
+    pub evicted: ByState,
+}
+
+/// A number of flows for each state of their life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByState {
+    /// TCP handshakes that are not complete, and UDP conversations without an answer.
+    pub half_open: u64,
+    /// Connections, and conversations that were answered.
+    pub established: u64,
+    /// Connections that have ended, and are remembered for a while.
+    pub closing: u64,
 }
 
 /// One service.
@@ -230,6 +254,11 @@ pub(crate) mod tests {
                 backends: vec![backend(11, 2), backend(12, 0)],
             }],
             interfaces: vec![InterfaceStatus { name: "eth0".to_owned(), mode: AttachedMode::Generic }],
+            flows: FlowsStatus {
+                room: 1024,
+                now: ByState { half_open: 5, established: 6, closing: 7 },
+                evicted: ByState { half_open: 8, established: 0, closing: 1 },
+            },
             drops: [("malformed".to_owned(), 7), ("fragment".to_owned(), 0)].into(),
             selection_age_ms: 12,
             window_ms: 14_000,
@@ -262,6 +291,11 @@ pub(crate) mod tests {
                 ]
             }],
             "interfaces": [{ "name": "eth0", "mode": "generic" }],
+            "flows": {
+                "room": 1024,
+                "now": { "half_open": 5, "established": 6, "closing": 7 },
+                "evicted": { "half_open": 8, "established": 0, "closing": 1 }
+            },
             "drops": { "malformed": 7, "fragment": 0 },
             "selection_age_ms": 12,
             "window_ms": 14_000

@@ -8,7 +8,7 @@ use comfy_table::CellAlignment::{Left, Right};
 
 use super::{daemon::Daemon, output};
 use crate::api::client::{WrongCall, understand};
-use crate::api::{BackendStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
+use crate::api::{BackendStatus, ByState, FlowsStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
 use crate::cli::StatusArgs;
 
 /// Longest time that the daemon may take to answer.
@@ -61,8 +61,11 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
     }
     if all {
         let interfaces = status.interfaces.iter().map(|port| format!("{} ({})", port.name, port.mode));
+        let FlowsStatus { room, now, evicted } = &status.flows;
         let drops = status.drops.iter().filter(|&(_, &count)| count > 0);
         let _ = writeln!(out, "interfaces     {}", listed(interfaces));
+        let _ = writeln!(out, "flows          {} of {room}", listed_by_state(now));
+        let _ = writeln!(out, "evicted        {}", listed_by_state(evicted));
         let _ = writeln!(
             out,
             "drops          {}",
@@ -71,6 +74,12 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
     }
     let _ = writeln!(out, "selection age  {} ms", status.selection_age_ms);
     out
+}
+
+fn listed_by_state(ByState { half_open, established, closing }: &ByState) -> String {
+    let states = [("half open", half_open), ("established", established), ("closing", closing)];
+    let items = states.into_iter().filter(|(_, count)| **count > 0);
+    listed(items.map(|(state, count)| format!("{count} {state}")))
 }
 
 fn listed(items: impl Iterator<Item = String>) -> String {
@@ -134,6 +143,8 @@ web  192.0.2.10:80/tcp  least-packets  nat
  web-12   10.0.0.12:8080       0  unreachable       3     1000  150000000   10.00  46.67       1.23          -   0.00%
 
 interfaces     eth0 (generic)
+flows          5 half open, 6 established, 7 closing of 1024
+evicted        8 half open, 1 closing
 drops          malformed 7
 selection age  12 ms
 ";
@@ -141,11 +152,14 @@ selection age  12 ms
 
         status.services[0].backends.clear();
         status.drops.clear();
+        (status.flows.now, status.flows.evicted) = Default::default();
         let expected = "\
 web  192.0.2.10:80/tcp  least-packets  nat
   no backends
 
 interfaces     eth0 (generic)
+flows          none of 1024
+evicted        none
 drops          none
 selection age  12 ms
 ";

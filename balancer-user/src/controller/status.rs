@@ -10,7 +10,7 @@ use super::{
     seats::{Duty, LiveBackend, LiveService},
 };
 use crate::{
-    api::{BackendState, BackendStatus, Drain, ResponseTime, ServiceStatus, Status},
+    api::{BackendState, BackendStatus, ByState, Drain, FlowsStatus, ResponseTime, ServiceStatus, Status},
     balance::Score,
     clock::Monotonic,
 };
@@ -19,6 +19,7 @@ impl Controller {
     /// All that there is to tell.
     pub fn status(&mut self, now: Monotonic) -> Result<Status> {
         let drops = self.datapath.read_drops()?;
+        let evicted = self.datapath.read_evicted()?;
         let services = self.services.iter().map(|live| ServiceStatus {
             name: live.config.name.to_string(),
             address: live.config.address.into(),
@@ -30,6 +31,11 @@ impl Controller {
         Ok(Status {
             services: services.collect(),
             interfaces: self.interfaces.clone(),
+            flows: FlowsStatus {
+                room: self.daemon.max_flows.into(),
+                now: by_state(self.walk.seen),
+                evicted: by_state(evicted),
+            },
             drops: Reason::ALL
                 .iter()
                 .zip(drops)
@@ -100,6 +106,10 @@ pub(super) fn state(backend: &LiveBackend) -> BackendState {
         (Duty::Serve, Some(_)) => BackendState::Unreachable,
         (Duty::Serve, None) => BackendState::Up,
     }
+}
+
+fn by_state([half_open, established, closing]: [u64; 3]) -> ByState {
+    ByState { half_open, established, closing }
 }
 
 /// How far a drain has come.

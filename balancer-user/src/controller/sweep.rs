@@ -26,6 +26,9 @@ pub(super) struct Walk {
     at: Monotonic,
     /// By `BackendId`.
     census: Vec<Census>,
+    /// Flows by state, in the order of `FlowState::LIVE`: of this walk so far, and of the last whole one.
+    states: [u64; 3],
+    pub(super) seen: [u64; 3],
     /// Whether it is over, and its census not yet compared.
     is_over: bool,
 }
@@ -53,7 +56,7 @@ enum Doom {
 
 impl Walk {
     pub(super) const fn new(now: Monotonic) -> Walk {
-        Walk { next: 0, left: 0, at: now, census: Vec::new(), is_over: false }
+        Walk { next: 0, left: 0, at: now, census: Vec::new(), states: [0; 3], seen: [0; 3], is_over: false }
     }
 }
 
@@ -115,6 +118,7 @@ impl Controller {
 
     fn begin_walk(&mut self) {
         self.walk.next = 0;
+        self.walk.states = [0; 3];
         self.walk.left = self.datapath.flows().bucket_count();
         self.walk.census = self.backends.iter().map(|backend| Census::of(backend.as_ref())).collect();
     }
@@ -125,10 +129,13 @@ impl Controller {
             .iter()
             .map(|backend| backend.as_ref().map_or(Doom::All, |backend| doom(backend, now)))
             .collect();
-        let Walk { next, left, census, .. } = &mut self.walk;
+        let Walk { next, left, census, states, .. } = &mut self.walk;
         let count = count.min(*left);
         let sweep = self.datapath.flows().sweep(*next, count, stamp(now), |entry| {
             let id = usize::from(entry.backend);
+            for (count, state) in states.iter_mut().zip(FlowState::LIVE) {
+                *count += u64::from(entry.control.state() == state);
+            }
             if let Some(census) = census.get_mut(id) {
                 census.add(entry.control);
             }
@@ -140,7 +147,10 @@ impl Controller {
         });
         *next = sweep.next;
         *left -= count;
-        self.walk.is_over = *left == 0;
+        if *left == 0 {
+            self.walk.seen = self.walk.states;
+            self.walk.is_over = true;
+        }
         self.count_ended(&sweep.ended);
     }
 

@@ -19,8 +19,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, ResponseTimes, Ring,
-    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
+    AgeProfile, Backend, BackendCounters, BackendId, FlowState, MAX_PORTS, NextHop, Reason, ResponseTimes,
+    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -95,6 +95,7 @@ pub struct Datapath {
     profiles: PerCpuArray<AgeProfile>,
     response_times: PerCpuArray<ResponseTimes>,
     drops: PerCpuArray<u64>,
+    evicted: PerCpuArray<u64>,
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
     next_hops: SharedArray<NextHop>,
@@ -181,6 +182,7 @@ impl Datapath {
             counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
             profiles: PerCpuArray::new(data(take(&mut ebpf, names::AGE_PROFILES)?)?, sizes.services)?,
             response_times: PerCpuArray::new(data(take(&mut ebpf, names::RESPONSE_TIMES)?)?, sizes.backends)?,
+            evicted: PerCpuArray::new(data(take(&mut ebpf, names::EVICTED)?)?, FlowState::LIVE.len() as u32)?,
             drops: PerCpuArray::new(data(take(&mut ebpf, names::DROPS)?)?, Reason::ALL.len() as u32)?,
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
@@ -384,14 +386,22 @@ impl Datapath {
 
     /// Refused packets by reason, summed over the CPUs.
     pub fn read_drops(&mut self) -> Result<[u64; Reason::ALL.len()]> {
-        let cpus = self.drops.cpus();
-        let values = self.drops.read(Reason::ALL.len()).context("read the refused packets' counters")?;
-        let mut sums = [0u64; Reason::ALL.len()];
-        for (sum, per_cpu) in sums.iter_mut().zip(values.chunks(cpus)) {
-            *sum = per_cpu.iter().fold(0, |sum, value| sum.wrapping_add(*value));
-        }
-        Ok(sums)
+        sums(&mut self.drops).context("read the refused packets' counters")
     }
+
+    /// Flows that gave way to new ones, in the order of `FlowState::LIVE`, summed over the CPUs.
+    pub fn read_evicted(&mut self) -> Result<[u64; FlowState::LIVE.len()]> {
+        sums(&mut self.evicted).context("read how many flows gave way")
+    }
+}
+
+fn sums<const COUNT: usize>(counters: &mut PerCpuArray<u64>) -> io::Result<[u64; COUNT]> {
+    let cpus = counters.cpus();
+    let mut sums = [0u64; COUNT];
+    for (sum, per_cpu) in sums.iter_mut().zip(counters.read(COUNT)?.chunks(cpus)) {
+        *sum = per_cpu.iter().fold(0, |sum, value| sum.wrapping_add(*value));
+    }
+    Ok(sums)
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {

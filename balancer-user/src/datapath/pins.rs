@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData, MapInfo};
 use balancer_common::{LAYOUT_VERSION, Layout, names};
 
 /// The maps in which flows, counters and the numbers of services and backends are.
-const PINNED: [&str; 12] = [
+const PINNED: [&str; 13] = [
     names::LAYOUT,
     names::FLOW_TAGS,
     names::FLOWS,
@@ -23,6 +23,7 @@ const PINNED: [&str; 12] = [
     names::RESPONSE_TIMES,
     names::AGE_PROFILES,
     names::DROPS,
+    names::EVICTED,
 ];
 
 /// The pins of the maps.
