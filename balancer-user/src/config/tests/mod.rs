@@ -143,19 +143,24 @@ fn the_example_says_what_it_says() {
     assert_eq!((*max_flows, *max_services, *max_backends), (262_144, 256, 4096));
     assert_eq!((half_open_timeout.as_secs(), closing_timeout.as_secs()), (30, 30));
 
-    assert_eq!((config.services.len(), config.backend_count()), (2, 5));
+    assert_eq!((config.services.len(), config.backend_count()), (3, 7));
     let web = &config.services[0];
     assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
     assert_eq!((web.protocol, web.method, web.forward), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
     assert_eq!(web.snat, Snat::Auto);
     assert_eq!(web.idle_timeout, Duration::from_secs(7200));
     assert_eq!(bytes_of(web), [192, 0, 2, 10, 0, 80, 6, 0]);
-    assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0]);
+    assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0, 1]);
     assert_eq!(web.backends[1].name.as_str(), "web-2");
     assert_eq!(web.backends[1].address.to_string(), "10.0.0.12:8080");
     let dns = &config.services[1];
     assert_eq!(bytes_of(dns), [192, 0, 2, 10, 0, 53, 17, 0]);
     assert_eq!(dns.idle_timeout, Duration::from_secs(10));
+    assert_eq!((dns.method, dns.requests), (Method::LeastRequest, Requests::Flow));
+    let limited = &web.backends[3];
+    assert_eq!((limited.backup, limited.max_active), (true, Some(1000)));
+    let cameras = &config.services[2];
+    assert_eq!(cameras.rtsp_nat.map(|ports| ports.to_string()).as_deref(), Some("6970-6999"));
 }
 
 fn bytes_of(service: &Service) -> [u8; 8] {
