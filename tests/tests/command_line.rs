@@ -182,7 +182,7 @@ fn simulate_says_where_a_file_is_wrong() {
 #[test]
 fn check_accepts_the_example() {
     let ended = call(&["check", "-c", EXAMPLE]);
-    assert_eq!((ended.text, ended.code), (format!("{EXAMPLE}: fine: 2 services, 5 backends\n"), 0));
+    assert_eq!((ended.text, ended.code), (format!("{EXAMPLE}: fine: 3 services, 7 backends\n"), 0));
 }
 
 #[track_caller]

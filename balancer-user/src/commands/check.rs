@@ -35,7 +35,7 @@ mod tests {
     fn verdicts() {
         let example = include_str!("../../../tests/config/web.toml");
         let config = Config::parse("f", example).expect("valid");
-        assert_eq!(verdict("web.toml", &config), "web.toml: fine: 2 services, 5 backends\n");
+        assert_eq!(verdict("web.toml", &config), "web.toml: fine: 3 services, 7 backends\n");
         let one =
             &example[..example.find("[[service.backend]]\nname = \"web-2\"").expect("a second backend")];
         let config = Config::parse("f", one).expect("valid");
