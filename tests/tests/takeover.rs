@@ -304,3 +304,29 @@ fn connections_to_a_backend_that_is_down_end_with_the_drain_timeout() {
     let time = wait_for_reset(&mut first);
     assert!(time > Duration::from_secs(4), "{time:?}");
 }
+
+/// A service that gets the number of one that has gone gets nothing of its ring.
+#[test]
+fn a_new_service_begins_with_an_empty_ring() {
+    let only_one = "max-services = 1";
+    let scene = Scene::new(only_one, service(&[1, 1], ""));
+    scene.connect();
+    scene.balancer().reload(&config::text(only_one, &[])).unwrap();
+    scene.wait("no service", |status| status.services.is_empty());
+    scene.balancer().call(&["flows", "kill", "--all"]).unwrap();
+    // Another service, and nobody to serve it: refused until the backends of the first have gone with their last flow.
+    let address = SocketAddrV4::new(VIP, 81);
+    let method = "least-packets";
+    let other = Service { address, method, backends: Vec::new(), ..service(&[], "") };
+    let other = config::text(only_one, &[other]);
+    eventually(LIMIT, "the other service", || {
+        scene.balancer().reload(&other).unwrap();
+        let status = status::read_fresh(scene.balancer()).unwrap();
+        (status.services.len() == 1).then_some(())
+    })
+    .unwrap();
+    assert!(scene.balancer().log().contains("no room for another service while others drain"));
+    let refused = scene.bench.client.run(|| Ok(TcpStream::connect_timeout(&address.into(), LIMIT))).unwrap();
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(status::drops(&status::read_fresh(scene.balancer()).unwrap()), [("no-backend", 1)]);
+}

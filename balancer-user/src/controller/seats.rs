@@ -218,6 +218,9 @@ impl Controller {
                     let mut balance = Balance::new(service.method, config.daemon.window);
                     if left.iter().any(|(_, known)| *known == id) {
                         balance.adopt(self.datapath.slots(id));
+                    } else {
+                        // What a service that had this number left in the ring is not for this one's flows.
+                        let _ = self.datapath.switch_ring(id, &[], None);
                     }
                     balance
                 }
