@@ -51,6 +51,8 @@ pub enum FlowState {
     Established = 3,
     /// TCP: FIN both ways, or a RST. A new SYN opens a new flow.
     Closing = 4,
+    /// Written, but not yet a flow: another CPU may be opening the same one.
+    Opening = 5,
 }
 
 impl FlowState {
@@ -100,6 +102,7 @@ impl Control {
             2 => FlowState::HalfOpen,
             3 => FlowState::Established,
             4 => FlowState::Closing,
+            5 => FlowState::Opening,
             _ => FlowState::Busy,
         }
     }
@@ -116,7 +119,7 @@ impl Control {
 
     /// Whether the entry holds a flow.
     pub const fn is_live(self) -> bool {
-        !matches!(self.state(), FlowState::Free | FlowState::Busy)
+        !matches!(self.state(), FlowState::Free | FlowState::Busy | FlowState::Opening)
     }
 }
 
@@ -190,6 +193,15 @@ impl FlowEntry {
         ];
         self.control.flags() & flags::REPLY != 0 && to != client
     }
+}
+
+/// Buckets of a table that `flows` flows fit into, come and go as they may: each has two entries, and 55 % of the ways are
+/// in use then. (One entry in ten million finds both its buckets full.)
+pub const fn flow_buckets(flows: u32) -> u32 {
+    let entries = flows as u64 * 2 * 100 / 55;
+    // The flow hash knows no more.
+    let buckets = entries / WAYS as u64 + 1;
+    if buckets < 1 << 28 { buckets as u32 } else { 1 << 28 }
 }
 
 /// What one element of `FLOWS` holds.

@@ -17,7 +17,7 @@ pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
 pub use flow::{
     Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, STAMP_SHIFT,
-    TIMEOUT_SHIFT, WAYS, flags,
+    TIMEOUT_SHIFT, WAYS, flags, flow_buckets,
 };
 pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;

@@ -1,8 +1,18 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, FlowState, NextHop, Reason,
-    Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowKey, FlowState, NextHop,
+    Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+};
+
+use crate::{
+    Packet,
+    enter::{self, Entered},
+    exchange,
+    open::{self, Choice},
+    process::{self, Step},
+    state::{self, Segment},
+    table::{self, Found},
 };
 
 /// The memory of the flow table.
@@ -18,7 +28,7 @@ pub trait FlowMemory {
 }
 
 /// Everything else.
-pub trait Environment: FlowMemory {
+pub trait Environment: FlowMemory + Sized {
     /// The coarse monotonic clock in units of 2^`STAMP_SHIFT` ns.
     fn now(&self) -> u32;
     /// Kernel index of the interface that the packet came in by.
@@ -26,7 +36,7 @@ pub trait Environment: FlowMemory {
     /// The configured port of an interface.
     fn port(&self, ifindex: u32) -> Option<u16>;
     /// The service that clients reach at `key`.
-    fn service(&self, key: &ServiceKey) -> Option<Service>;
+    fn service(&self, key: &ServiceKey) -> Option<&Service>;
     /// Who answers from `key`: of `endpoint::*`; 0 = nobody.
     fn endpoint(&self, key: &ServiceKey) -> u32;
     /// The roles of an address: `role::*`, 0 for an address that is none of ours.
@@ -59,4 +69,58 @@ pub trait Environment: FlowMemory {
     fn evicted(&self, state: FlowState);
     /// Counts a refused packet.
     fn refuse(&self, reason: Reason);
+
+    // What follows are the steps of a packet's way. In the kernel each is a function of its own, so that the verifier follows
+    // it once and not wherever it is called, and its part of the 512 bytes of stack is needed only meanwhile.
+
+    /// [`process::forward`].
+    #[inline(always)]
+    fn forward<P: Packet>(&self, packet: &P, is_first: bool) -> Step {
+        process::forward(packet, self, is_first)
+    }
+    /// [`process::open`].
+    #[inline(always)]
+    fn open<P: Packet>(&self, packet: &P, stale: u32) -> Step {
+        process::open(packet, self, stale)
+    }
+    /// [`open::choose`].
+    #[inline(always)]
+    fn choose(&self, service: &Service, key: &FlowKey, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+        open::choose(self, service, key, is_backend, now)
+    }
+    /// [`enter::reserve`].
+    #[inline(always)]
+    fn reserve(&self, key: &FlowKey, now: u32) -> u32 {
+        enter::reserve(self, key, now)
+    }
+    /// [`enter::enter`].
+    #[inline(always)]
+    fn enter(&self, request: u32) -> Entered {
+        enter::enter(self, request)
+    }
+    /// [`table::release`].
+    #[inline(always)]
+    fn release(&self, found: &Found) {
+        table::release(self, found);
+    }
+    /// [`table::end`].
+    #[inline(always)]
+    fn end(&self, found: &Found, now: u32) {
+        table::end(self, found, now);
+    }
+    /// [`state::advance`].
+    #[inline(always)]
+    fn advance(&self, index: u32, control: Control, segment: Segment) {
+        state::advance(self, index, control, segment);
+    }
+    /// [`exchange::follow`].
+    #[inline(always)]
+    fn follow<P: Packet>(&self, packet: &P, index: u32, control: Control, segment: Segment) {
+        exchange::follow(packet, self, index, control, segment);
+    }
+    /// [`process::reject`]; whether `packet` is the answer now.
+    #[inline(always)]
+    fn reject<P: Packet>(&self, packet: &P) -> bool {
+        process::reject(packet, self).is_some()
+    }
 }

@@ -8,14 +8,11 @@
 use balancer_common::{BackendId, Control, ResponseTimes, TCP, flags, response_bucket};
 
 use crate::{
-    Environment, Packet, packet,
+    Environment, Packet,
     parse::Parsed,
-    state::Direction,
+    state::{Direction, Segment},
     table::{self, Entry, Found},
 };
-
-/// Offset of the sequence number in a TCP header; the acknowledgement number follows it.
-const TCP_SEQUENCE: usize = 4;
 
 /// Whether a packet may begin or end an exchange: what the hot path asks first.
 #[inline(always)]
@@ -31,41 +28,38 @@ pub fn may_change(control: Control, direction: Direction, payload: u16) -> bool 
 /// Notes where the requests of a new flow start.
 #[inline(always)]
 pub fn prepare<P: Packet>(packet: &P, parsed: &Parsed, found: &Found) {
-    if found.control.flags() & flags::FOLLOWED != 0
-        && let Some((sequence, _)) = sequences(packet, parsed)
-    {
-        found.entry.set_exchange(sequence);
+    if found.control.flags() & flags::FOLLOWED != 0 {
+        found.entry.set_exchange(Segment::new(parsed, Direction::Request).numbers(packet).0);
     }
 }
 
-/// Begins or ends an exchange, if the packet is not an old one again.
+/// Begins or ends an exchange, if the packet of entry `index`, whose control word was `control`, is not an old one again.
 #[inline(always)]
 pub fn follow<P: Packet, E: Environment>(
     packet: &P,
     environment: &E,
-    parsed: &Parsed,
-    found: &Found,
-    direction: Direction,
+    index: u32,
+    control: Control,
+    segment: Segment,
 ) {
-    let Some((twin, sequence)) = table::twin(environment, found) else { return };
-    let request = match direction {
-        Direction::Request => found.entry,
+    let Some(entry) = table::entry_at(environment, index) else { return };
+    let Some((twin, sequence)) = table::twin(environment, &Found { entry, index, control }) else { return };
+    let request = match segment.direction {
+        Direction::Request => entry,
         Direction::Reply => twin,
     };
     // Of a datagram nothing tells whether it is an old one.
-    let (start, acknowledged) = sequences(packet, parsed).unwrap_or_default();
-    let end = start.wrapping_add(u32::from(parsed.payload));
+    let (start, acknowledged) = segment.numbers(packet);
+    let end = start.wrapping_add(u32::from(segment.payload));
     let is_old = end.wrapping_sub(request.flow().exchange) as i32 <= 0;
-    if parsed.key.protocol == TCP && is_old {
+    if segment.protocol == TCP && is_old {
         return;
     }
-    let own = found.control.sequence();
-    let backend = found.entry.flow().backend;
-    match direction {
-        Direction::Request => begin(environment, backend, (found.entry, own), (twin, sequence), acknowledged),
-        Direction::Reply => {
-            end_exchange(environment, backend, (twin, sequence), (found.entry, own), acknowledged)
-        }
+    let own = control.sequence();
+    let backend = entry.flow().backend;
+    match segment.direction {
+        Direction::Request => begin(environment, backend, (entry, own), (twin, sequence), acknowledged),
+        Direction::Reply => end_exchange(environment, backend, (twin, sequence), (entry, own), acknowledged),
     }
 }
 
@@ -124,14 +118,4 @@ fn add(times: &mut ResponseTimes, time: u32) {
     if let Some(bucket) = times.histogram.get_mut(response_bucket(time)) {
         *bucket = bucket.wrapping_add(1);
     }
-}
-
-/// Sequence and acknowledgement number of a TCP segment.
-#[inline(always)]
-fn sequences<P: Packet>(packet: &P, parsed: &Parsed) -> Option<(u32, u32)> {
-    if parsed.key.protocol != TCP {
-        return None;
-    }
-    let [s0, s1, s2, s3, a0, a1, a2, a3]: [u8; 8] = packet::read(packet, parsed.l4 + TCP_SEQUENCE)?;
-    Some((u32::from_be_bytes([s0, s1, s2, s3]), u32::from_be_bytes([a0, a1, a2, a3])))
 }

@@ -1,9 +1,10 @@
 //! The data plane: what happens to one packet, in the order in which it happens.
 //!
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
-//! ring, [`persist`] remembers whose it was, [`source`] says where its packets come from, [`state`] follows its life,
-//! [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole way. All of it is generic
-//! over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and in the tests on the host.
+//! ring, [`enter`] brings it into the table, [`persist`] remembers whose it was, [`source`] says where its packets come from,
+//! [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole
+//! way. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
+//! in the tests on the host.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
@@ -13,10 +14,11 @@ extern crate std;
 mod answer;
 pub mod atomic;
 pub mod checksum;
+pub mod enter;
 pub mod environment;
-mod exchange;
+pub mod exchange;
 mod media;
-mod open;
+pub mod open;
 pub mod packet;
 pub mod parse;
 mod persist;

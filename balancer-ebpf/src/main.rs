@@ -7,7 +7,10 @@ use core::ptr;
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
+    bindings::{
+        xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
+        xdp_md,
+    },
     helpers::{
         bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
         bpf_xdp_get_buff_len,
@@ -18,11 +21,20 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, EXCHANGE_SHIFT, FlowState, HALVES,
-    Layout, MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT,
-    Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT, FlowKey,
+    FlowState, HALVES, Layout, MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring,
+    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
-use balancer_ebpf::{Environment, FlowMemory, Packet, Verdict, atomic, packet::Wire, process};
+use balancer_ebpf::{
+    Environment, FlowMemory, Packet, Verdict, atomic,
+    enter::{self, Entered},
+    exchange,
+    open::{self, Choice},
+    packet::Wire,
+    process::{self, Step, process},
+    state::{self, Segment},
+    table::{self, Found},
+};
 
 /// Lets user space map the memory of an array (kernel 5.5).
 const MMAPABLE: u32 = 1 << 10;
@@ -218,9 +230,9 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn service(&self, key: &ServiceKey) -> Option<Service> {
+    fn service(&self, key: &ServiceKey) -> Option<&Service> {
         // SAFETY: an update replaces the whole element, so what is read stays as it is until this run ends.
-        unsafe { SERVICES.get(key) }.copied()
+        unsafe { SERVICES.get(key) }
     }
 
     #[inline(always)]
@@ -324,6 +336,62 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn forward<P: Packet>(&self, _packet: &P, is_first: bool) -> Step {
+        Step::from_number(packet_forward(self.0.ctx, u32::from(is_first)))
+    }
+
+    #[inline(always)]
+    fn open<P: Packet>(&self, _packet: &P, stale: u32) -> Step {
+        Step::from_number(packet_open(self.0.ctx, stale))
+    }
+
+    #[inline(always)]
+    fn reject<P: Packet>(&self, _packet: &P) -> bool {
+        packet_reject(self.0.ctx) != 0
+    }
+
+    #[inline(always)]
+    fn choose(&self, service: &Service, key: &FlowKey, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+        let [addresses, ports] = bytemuck::cast(*key);
+        let choice = flow_choose(service, addresses, ports, u32::from(is_backend), now);
+        if choice & REFUSED != 0 {
+            return Err(Reason::from_index(choice as u32).unwrap_or(Reason::NoBackend));
+        }
+        Ok(Choice { id: choice as BackendId, port: ((choice >> 16) as u16).to_ne_bytes() })
+    }
+
+    #[inline(always)]
+    fn reserve(&self, key: &FlowKey, now: u32) -> u32 {
+        let [addresses, ports] = bytemuck::cast(*key);
+        flow_reserve(addresses, ports, now)
+    }
+
+    #[inline(always)]
+    fn enter(&self, request: u32) -> Entered {
+        Entered::from_number(flow_enter(request))
+    }
+
+    #[inline(always)]
+    fn release(&self, found: &Found) {
+        flow_release(found.index, found.control.0);
+    }
+
+    #[inline(always)]
+    fn end(&self, found: &Found, now: u32) {
+        flow_end(found.index, found.control.0, now);
+    }
+
+    #[inline(always)]
+    fn advance(&self, index: u32, control: Control, segment: Segment) {
+        flow_advance(index, control.0, segment.to_number());
+    }
+
+    #[inline(always)]
+    fn follow<P: Packet>(&self, _packet: &P, index: u32, control: Control, segment: Segment) {
+        flow_follow(self.0.ctx, index, control.0, segment.to_number());
+    }
+
+    #[inline(always)]
     fn refuse(&self, reason: Reason) {
         if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
             // SAFETY: valid, aligned, and this CPU's own.
@@ -334,6 +402,104 @@ impl Environment for Kernel<'_> {
             debug!(self.0, "refused a packet from interface {}: {}", self.ingress(), reason.name());
         }
     }
+}
+
+// Functions whose names are known outside are verified each by itself (kernel 5.6). They take numbers, or what the verifier
+// knows the type of, and know no packet but by its context. Each argument must be used: for others the compiler passes
+// nothing, which the verifier refuses. With all that are under way at once they must get by with 512 bytes of stack.
+
+/// A stand-in where no packet is looked at.
+const NO_PACKET: XdpContext = XdpContext { ctx: ptr::null_mut() };
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_forward(context: *mut xdp_md, is_first: u32) -> u64 {
+    let context = XdpContext::new(context);
+    process::forward(&Frame(&context), &Kernel(&context), is_first != 0).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_open(context: *mut xdp_md, stale: u32) -> u64 {
+    let context = XdpContext::new(context);
+    process::open(&Frame(&context), &Kernel(&context), stale).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_reject(context: *mut xdp_md) -> u32 {
+    let context = XdpContext::new(context);
+    u32::from(process::reject(&Frame(&context), &Kernel(&context)).is_some())
+}
+
+/// In what `flow_choose` returns: it is a reason, and no backend (bits 0 to 15) with a port (bits 16 to 31).
+const REFUSED: u64 = 1 << 32;
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_choose(
+    service: *const Service,
+    addresses: u64,
+    ports: u64,
+    is_backend: u32,
+    now: u32,
+) -> u64 {
+    // SAFETY: null, or that of a service, as the verifier knows.
+    let Some(service) = (unsafe { service.as_ref() }) else { return REFUSED | Reason::NoBackend as u64 };
+    let key = bytemuck::cast([addresses, ports]);
+    match open::choose(&Kernel(&NO_PACKET), service, &key, is_backend != 0, now) {
+        Ok(Choice { id, port }) => u64::from(id) | u64::from(u16::from_ne_bytes(port)) << 16,
+        Err(reason) => REFUSED | reason as u64,
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_reserve(addresses: u64, ports: u64, now: u32) -> u32 {
+    enter::reserve(&Kernel(&NO_PACKET), &bytemuck::cast([addresses, ports]), now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_enter(request: u32) -> u32 {
+    enter::enter(&Kernel(&NO_PACKET), request) as u32
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_release(index: u32, control: u32) -> u32 {
+    let kernel = Kernel(&NO_PACKET);
+    let found = Found::at(&kernel, index, Control(control));
+    if found.exists() {
+        table::release(&kernel, &found);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_end(index: u32, control: u32, now: u32) -> u32 {
+    let kernel = Kernel(&NO_PACKET);
+    let found = Found::at(&kernel, index, Control(control));
+    if found.exists() {
+        table::end(&kernel, &found, now);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_advance(index: u32, control: u32, segment: u64) -> u32 {
+    state::advance(&Kernel(&NO_PACKET), index, Control(control), Segment::from_number(segment));
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_follow(context: *mut xdp_md, index: u32, control: u32, segment: u64) -> u32 {
+    let (context, segment) = (XdpContext::new(context), Segment::from_number(segment));
+    exchange::follow(&Frame(&context), &Kernel(&context), index, Control(control), segment);
+    0
 }
 
 #[cfg(target_arch = "bpf")]

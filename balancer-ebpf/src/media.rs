@@ -8,7 +8,7 @@ use crate::{
     Environment,
     open::{self, Choice, Opening},
     parse::Parsed,
-    source::Source,
+    source::{Source, reply_key},
     table::{self, Found},
 };
 
@@ -35,12 +35,12 @@ pub fn choose<E: Environment>(
 
 /// What a packet opens that a backend sends from a data port: the same as if its client had sent the first one.
 #[inline(always)]
-pub fn answer<E: Environment>(
-    environment: &E,
+pub fn answer<'a, E: Environment>(
+    environment: &'a E,
     parsed: &Parsed,
     sender: u32,
     now: u32,
-) -> Result<Opening, Reason> {
+) -> Result<Opening<'a>, Reason> {
     let reply = &parsed.key;
     let id = (sender & !endpoint::MEDIA) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::NoControlConnection)?;
@@ -69,8 +69,8 @@ pub fn answer<E: Environment>(
 fn choice<E: Environment>(environment: &E, key: &FlowKey, id: BackendId, now: u32) -> Result<Choice, Reason> {
     let mut backend = environment.backend(id).ok_or(Reason::NoControlConnection)?;
     backend.port = key.destination_port;
-    let choice = open::with_source(environment, key, id, &backend, Source::of(key), now);
-    if choice.is_free { Ok(choice) } else { Err(Reason::ReplyCollision) }
+    let is_free = open::is_free(environment, &reply_key(key, &backend, Source::of(key)), now);
+    if is_free { Ok(Choice::plain(id)) } else { Err(Reason::ReplyCollision) }
 }
 
 /// The live control connection of a client: the entry of its request direction.

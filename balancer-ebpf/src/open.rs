@@ -10,6 +10,7 @@ use crate::{
     Environment,
     answer::is_unicast,
     checksum::Delta,
+    enter::{self, Entered},
     media,
     parse::{Parsed, tcp},
     persist,
@@ -21,23 +22,28 @@ use crate::{
 const TRIES: usize = 4;
 
 /// Whom a new flow leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    id: BackendId,
-    backend: Backend,
-    /// Where its packets come from, as the backend sees them.
-    source: Source,
-    /// What is left of a flow that had the same replies.
-    over: Found,
-    /// No other flow has these replies.
-    pub is_free: bool,
+    /// The backend.
+    pub id: BackendId,
+    /// The port, network order, that its packets come from with the backend's `snat_address`; 0 = they keep their source.
+    pub port: [u8; 2],
+}
+
+impl Choice {
+    /// A backend that sees the client's own source.
+    #[inline(always)]
+    pub const fn plain(id: BackendId) -> Choice {
+        Choice { id, port: [0; 2] }
+    }
 }
 
 /// A flow that is to be.
-pub struct Opening {
+pub struct Opening<'a> {
     /// Its requests, as they arrive.
     pub key: FlowKey,
     /// What its client talks to.
-    pub service: Service,
+    pub service: &'a Service,
     /// Whom it leads to.
     pub choice: Choice,
     /// MAC that its requests come from.
@@ -50,13 +56,12 @@ pub struct Opening {
 
 /// What a client's first packet opens.
 #[inline(always)]
-pub fn ask<E: Environment>(
+pub fn ask<'a, E: Environment>(
     environment: &E,
     parsed: &Parsed,
-    service: &Service,
-    neighbour: [u8; 6],
+    service: &'a Service,
     now: u32,
-) -> Result<Opening, Reason> {
+) -> Result<Opening<'a>, Reason> {
     let key = &parsed.key;
     let roles = environment.roles(key.source);
     // No client has such an address. The reply to a service's address, translated, would be another request, and the
@@ -69,49 +74,45 @@ pub fn ask<E: Environment>(
     }
     let ingress = environment.ingress();
     let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
-    let choice = if service.options & option::MEDIA != 0 {
-        media::choose(environment, key, service.id, now)?
-    } else {
-        choose(environment, key, service, roles & role::BACKEND != 0, now)?
-    };
+    let choice = environment.choose(service, key, roles & role::BACKEND != 0, now)?;
     check_hop(environment, parsed, choice.id)?;
-    Ok(Opening { key: *key, service: *service, choice, neighbour, ingress: ingress as u16, port })
+    // SAFETY: `parse` checked that the Ethernet header lies in the frame.
+    let neighbour = unsafe { (*parsed.ethernet).src_addr };
+    Ok(Opening { key: *key, service, choice, neighbour, ingress: ingress as u16, port })
 }
 
-/// Makes the two entries of a flow.
+/// Brings a flow into the table.
 #[inline(always)]
-pub fn open<E: Environment>(environment: &E, opening: &Opening, now: u32) -> Result<(), Reason> {
+pub fn open<E: Environment>(environment: &E, opening: &Opening<'_>, now: u32) -> Result<(), Reason> {
     let Opening { key, service, choice, .. } = opening;
-    let id = choice.id;
-    if choice.over.exists() {
-        table::release(environment, &choice.over);
+    let is_media = service.options & option::MEDIA != 0;
+    let mut backend = environment.backend(choice.id).ok_or(Reason::NoBackend)?;
+    if is_media {
+        backend.port = key.destination_port;
     }
-    let hash = table::hash(environment, key);
-    let [request, reply] = entries(opening, now);
-
-    // The reply's entry goes first: the request's names its twin from the start, and only a flow that has both
-    // is ever active.
-    let reply_hash = table::hash(environment, &reply.key);
-    let twin = table::insert(environment, reply_hash, &reply, NO_TWIN).ok_or(Reason::FlowTableFull)?;
-    let entry = table::entry_at(environment, twin).ok_or(Reason::FlowTableFull)?;
-    let reply = Found { entry, index: twin, control: entry.control() };
-    let request = FlowEntry { twin, ..request };
-    let Some(index) = table::insert(environment, hash, &request, twin) else {
-        table::release(environment, &reply);
+    let mut source = Source::of(key);
+    if choice.port != [0; 2] {
+        source = Source { address: backend.snat_address, port: choice.port };
+    }
+    let reply = environment.reserve(&reply_key(key, &backend, source), now);
+    if reply == NO_TWIN {
         return Err(Reason::FlowTableFull);
-    };
-    // Another CPU may have given the reply's place to another flow, which has a twin of its own.
-    if table::is_unchanged(&reply) {
-        reply.entry.set_twin(index);
     }
-    if service.options & option::MEDIA != 0 {
-        // Part of its control connection, which is counted.
-        return Ok(());
+    let request = environment.reserve(key, now);
+    if request == NO_TWIN {
+        enter::withdraw(environment, reply);
+        return Err(Reason::FlowTableFull);
     }
-    persist::note(environment, service, key, (id, index), now);
-    if let Some(counters) = environment.counters(id) {
-        // SAFETY: counters are valid, aligned, and this CPU's own.
-        unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
+    let entries = entries(opening, &backend, source, now);
+    let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
+    // Media are part of their control connection, which is counted.
+    let active = if is_media { 0 } else { flags::ACTIVE };
+    enter::announce(environment, reply, &FlowEntry { twin: request, ..entries[1] }, flags::REPLY | followed);
+    enter::announce(environment, request, &FlowEntry { twin: reply, ..entries[0] }, active | followed);
+    match environment.enter(request) {
+        Entered::New if !is_media => persist::note(environment, service, key, (choice.id, request), now),
+        Entered::New | Entered::Joined => {}
+        Entered::Lost => return Err(Reason::FlowTableFull),
     }
     Ok(())
 }
@@ -123,17 +124,31 @@ fn may_open(service: &Service, tcp_flags: u8) -> bool {
     tcp_flags == tcp::SYN || (service.selector != selector::NEXT && tcp_flags & !tcp::FIN == tcp::ACK)
 }
 
-/// Takes slots until one names a backend from which the reply can be told from that of any other flow, and finds its
-/// way back through here: with the client's own source, or with one that is ours.
+/// Whom a new flow of a service leads to. What had the same replies and is over, goes.
 #[inline(always)]
-fn choose<E: Environment>(
+pub fn choose<E: Environment>(
     environment: &E,
-    key: &FlowKey,
     service: &Service,
+    key: &FlowKey,
     is_backend: bool,
     now: u32,
 ) -> Result<Choice, Reason> {
-    let own = Source::of(key);
+    if service.options & option::MEDIA != 0 {
+        return media::choose(environment, key, service.id, now);
+    }
+    take(environment, service, key, is_backend, now)
+}
+
+/// Takes slots until one names a backend from which the reply can be told from that of any other flow, and finds its
+/// way back through here: with the client's own source, or with one that is ours.
+#[inline(always)]
+fn take<E: Environment>(
+    environment: &E,
+    service: &Service,
+    key: &FlowKey,
+    is_backend: bool,
+    now: u32,
+) -> Result<Choice, Reason> {
     let recalled = persist::recall(environment, service, key, now);
     for attempt in 0..TRIES {
         let id = if attempt == 0 && recalled != BackendId::MAX {
@@ -145,34 +160,28 @@ fn choose<E: Environment>(
         let can_translate = backend.snat_address != [0; 4];
         let must_translate = can_translate && (is_backend || source::is_near(key, &backend));
         // A frame from an address to the same address reaches nobody.
-        if !must_translate && backend.address != key.source {
-            let choice = with_source(environment, key, id, &backend, own, now);
-            if choice.is_free {
-                return Ok(choice);
-            }
+        if !must_translate
+            && backend.address != key.source
+            && is_free(environment, &reply_key(key, &backend, Source::of(key)), now)
+        {
+            return Ok(Choice::plain(id));
         }
         if can_translate {
-            let (source, over) = source::give(environment, key, &backend, now)?;
-            return Ok(Choice { id, backend, source, over, is_free: true });
+            return Ok(Choice { id, port: source::give(environment, key, &backend, now)? });
         }
     }
     Err(Reason::ReplyCollision)
 }
 
-/// A backend for a flow whose packets come to it from this source.
+/// Whether no other flow has these replies. What is left of one that is over, goes.
 #[inline(always)]
-pub fn with_source<E: Environment>(
-    environment: &E,
-    key: &FlowKey,
-    id: BackendId,
-    backend: &Backend,
-    source: Source,
-    now: u32,
-) -> Choice {
-    let reply = reply_key(key, backend, source);
-    let over = table::find(environment, &reply, table::hash(environment, &reply));
-    let is_free = !over.exists() || is_over(environment, &over, now);
-    Choice { id, backend: *backend, source, over, is_free }
+pub fn is_free<E: Environment>(environment: &E, reply: &FlowKey, now: u32) -> bool {
+    let other = table::find(environment, reply, table::hash(environment, reply));
+    if other.exists() && is_over(environment, &other, now) {
+        table::release(environment, &other);
+        return true;
+    }
+    !other.exists()
 }
 
 /// Whether a flow has ended, so that another may have its place.
@@ -222,11 +231,9 @@ fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) ->
 
 /// The entries of both directions of a `nat` flow. Each names no twin yet.
 #[inline(always)]
-fn entries(opening: &Opening, now: u32) -> [FlowEntry; 2] {
-    let Opening { key, service, choice: Choice { id, backend, source, .. }, .. } = *opening;
+fn entries(opening: &Opening<'_>, backend: &Backend, source: Source, now: u32) -> [FlowEntry; 2] {
+    let Opening { key, service, choice: Choice { id, .. }, .. } = *opening;
     let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
-    let active = if service.options & option::MEDIA != 0 { 0 } else { flags::ACTIVE };
-    let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     let to_backend =
         Delta::default().address(key.source, source.address).address(key.destination, backend.address);
     let to_client =
@@ -250,11 +257,11 @@ fn entries(opening: &Opening, now: u32) -> [FlowEntry; 2] {
         timeout,
         twin: NO_TWIN,
         stamp: now,
-        control: Control::new(FlowState::HalfOpen, active | followed, 0),
+        control: Control::default(),
         exchange: 0,
     };
     let reply = FlowEntry {
-        key: reply_key(&key, &backend, source),
+        key: reply_key(&key, backend, source),
         new_source: key.destination,
         new_destination: key.source,
         new_source_port: key.destination_port,
@@ -265,7 +272,6 @@ fn entries(opening: &Opening, now: u32) -> [FlowEntry; 2] {
             .word(source.port, key.source_port)
             .fold(),
         via: opening.port,
-        control: Control::new(FlowState::HalfOpen, flags::REPLY | followed, 0),
         ..request
     };
     [request, reply]

@@ -1,8 +1,8 @@
-//! The way of one packet through the balancer.
+//! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, Control, FIRST_SNAT_PORT, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId,
-    ServiceKey, TCP, Traffic, age_bucket, answer as answers, endpoint, flags, role,
+    BackendId, FIRST_SNAT_PORT, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
+    Traffic, age_bucket, answer as answers, endpoint, flags, role,
 };
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
@@ -12,8 +12,8 @@ use crate::{
     packet,
     parse::{Parsed, Unparsed, parse, tcp},
     rewrite::{Translation, rewrite},
-    state::{self, Direction},
-    table::{self, Entry, Found},
+    state::{self, Direction, Segment},
+    table::{self, Found},
 };
 
 /// What becomes of a frame.
@@ -29,56 +29,100 @@ pub enum Verdict {
     Redirect(u16),
 }
 
-/// Why a frame is not forwarded.
-enum Stop {
+/// What a step on a packet's way comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Not ours.
     Foreign,
-    /// A flow was opened for it: it has yet to go its way.
-    Opened,
+    /// Rewritten, to go back out of the interface that it came in by.
+    Back,
+    /// Rewritten, to leave by this port.
+    Out(u16),
+    /// For a service, and of no flow yet, or of one that is over: the index of its entry, or `NO_TWIN`.
+    Unknown(u32),
+    /// Its flow is live: opened for it, or by another CPU meanwhile.
+    Known,
+    /// Refused.
     Refused(Reason),
     /// Refused, and its sender is told so.
     Rejected(Reason),
 }
 
-impl From<Reason> for Stop {
-    fn from(reason: Reason) -> Stop {
-        Stop::Refused(reason)
+impl From<Reason> for Step {
+    fn from(reason: Reason) -> Step {
+        Step::Refused(reason)
+    }
+}
+
+impl Step {
+    /// As one number: what a function of the kernel's program returns.
+    #[inline(always)]
+    pub const fn to_number(self) -> u64 {
+        let (kind, value) = match self {
+            Step::Foreign => (0, 0),
+            Step::Back => (1, 0),
+            Step::Out(port) => (2, port as u32),
+            Step::Unknown(index) => (3, index),
+            Step::Known => (4, 0),
+            Step::Refused(reason) => (5, reason as u32),
+            Step::Rejected(reason) => (6, reason as u32),
+        };
+        kind << 32 | value as u64
+    }
+
+    /// By its number.
+    #[inline(always)]
+    pub const fn from_number(number: u64) -> Step {
+        let value = number as u32;
+        let reason = match Reason::from_index(value) {
+            Some(reason) => reason,
+            None => Reason::Malformed,
+        };
+        match number >> 32 {
+            0 => Step::Foreign,
+            1 => Step::Back,
+            2 => Step::Out(value as u16),
+            3 => Step::Unknown(value),
+            4 => Step::Known,
+            5 => Step::Refused(reason),
+            _ => Step::Rejected(reason),
+        }
     }
 }
 
 /// Decides about one frame, and rewrites it if it is to be forwarded.
-///
-/// The first packet of a flow goes through it twice: once to open the flow, once like all that follow. In the kernel
-/// there are 512 bytes of stack, which opening a flow and carrying a packet need each for itself.
 #[inline(always)]
 pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdict {
-    let mut is_first = false;
-    loop {
-        return match forward(packet, environment, is_first) {
-            Ok(hop) if hop.ifindex == environment.ingress() => Verdict::Transmit,
-            Ok(hop) => Verdict::Redirect(hop.port),
-            Err(Stop::Opened) => {
-                is_first = true;
-                continue;
-            }
-            Err(Stop::Foreign) => Verdict::Pass,
-            Err(Stop::Refused(reason)) => {
-                environment.refuse(reason);
-                Verdict::Drop
-            }
-            Err(Stop::Rejected(reason)) => {
-                environment.refuse(reason);
-                match reject(packet, environment) {
-                    Some(()) => Verdict::Transmit,
-                    None => Verdict::Drop,
-                }
-            }
-        };
+    let mut step = environment.forward(packet, false);
+    if let Step::Unknown(stale) = step {
+        step = environment.open(packet, stale);
     }
+    if step == Step::Known {
+        step = environment.forward(packet, true);
+    }
+    match step {
+        Step::Foreign => Verdict::Pass,
+        Step::Back => Verdict::Transmit,
+        Step::Out(port) => Verdict::Redirect(port),
+        // Pushed out already by another CPU's: the sender's next try opens another.
+        Step::Unknown(_) | Step::Known => refuse(environment, Reason::FlowTableFull),
+        Step::Refused(reason) => refuse(environment, reason),
+        Step::Rejected(reason) => {
+            environment.refuse(reason);
+            if environment.reject(packet) { Verdict::Transmit } else { Verdict::Drop }
+        }
+    }
+}
+
+#[inline(always)]
+fn refuse<E: Environment>(environment: &E, reason: Reason) -> Verdict {
+    environment.refuse(reason);
+    Verdict::Drop
 }
 
 /// Answers a refused packet, by its protocol.
 #[inline(always)]
-fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> {
+pub fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> {
     let ip: Ipv4Hdr = packet::read(packet, EthHdr::LEN)?;
     match ip.proto {
         TCP => answer::reset(packet),
@@ -87,85 +131,104 @@ fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> 
     }
 }
 
-/// Sends a packet on that has a flow, or opens one for it. `is_first` says that one was just opened.
+/// Sends a packet on that has a flow. `is_first` says that the flow was opened for it just now.
 #[inline(always)]
-fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: bool) -> Result<NextHop, Stop> {
+pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: bool) -> Step {
     let parsed = match parse(packet) {
         Ok(parsed) => parsed,
-        Err(Unparsed::Foreign) => return Err(Stop::Foreign),
+        Err(Unparsed::Foreign) => return Step::Foreign,
         Err(Unparsed::Refused { reason, source, destination }) => {
-            return Err(refuse_if_ours(environment, reason, source, destination));
+            return refuse_if_ours(environment, reason, source, destination);
         }
     };
     let now = environment.now();
     let hash = table::hash(environment, &parsed.key);
     let found = table::find(environment, &parsed.key, hash);
     if !found.exists() || starts_anew(environment, &parsed, &found, now) {
-        let opening = first(environment, &parsed, &found, is_first, now)?;
-        return Err(match open::open(environment, &opening, now) {
-            Ok(()) => Stop::Opened,
-            Err(reason) => reason.into(),
-        });
+        let is_foreign = environment.service(&service_key(&parsed)).is_none()
+            && environment.endpoint(&sender_key(&parsed)) == 0;
+        return if is_foreign { Step::Foreign } else { Step::Unknown(found.index) };
     }
     if is_first {
         exchange::prepare(packet, &parsed, &found);
     }
-    carry(packet, environment, &parsed, &found, now)
+    match carry(packet, environment, &parsed, &found, now) {
+        Ok(hop) if hop.ifindex == environment.ingress() => Step::Back,
+        Ok(hop) => Step::Out(hop.port),
+        Err(reason) => Step::Refused(reason),
+    }
+}
+
+/// Opens a flow for a packet that has none, or whose flow, with the entry `stale`, is over.
+#[inline(always)]
+pub fn open<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) -> Step {
+    // It was parsed before: there is a flow key.
+    let Ok(parsed) = parse(packet) else { return Step::Foreign };
+    let now = environment.now();
+    let opening = match first(environment, &parsed, stale, now) {
+        Ok(opening) => opening,
+        Err(step) => return step,
+    };
+    match open::open(environment, &opening, now) {
+        Ok(()) => Step::Known,
+        Err(reason) => Step::Refused(reason),
+    }
 }
 
 /// What a packet opens that has no flow, or whose flow is over.
 #[inline(always)]
-fn first<E: Environment>(
-    environment: &E,
+fn first<'a, E: Environment>(
+    environment: &'a E,
     parsed: &Parsed,
-    found: &Found,
-    is_first: bool,
+    stale: u32,
     now: u32,
-) -> Result<Opening, Stop> {
-    if is_first {
-        // Another CPU has pushed it out already: the sender's next try opens another.
-        return Err(Reason::FlowTableFull.into());
-    }
+) -> Result<Opening<'a>, Step> {
     let Some(service) = environment.service(&service_key(parsed)) else {
         return stranger(environment, parsed, now);
     };
     check_packet(parsed)?;
-    if found.exists() {
-        table::end(environment, found, now);
+    if let Some(entry) = table::entry_at(environment, stale) {
+        let found = Found { entry, index: stale, control: entry.control() };
+        // Unless it has become another flow's since.
+        if found.control.is_live() && starts_anew(environment, parsed, &found, now) {
+            environment.end(&found, now);
+        }
     }
-    // SAFETY: `parse` checked that the Ethernet header lies in the frame.
-    let client = unsafe { (*parsed.ethernet).src_addr };
-    open::ask(environment, parsed, &service, client, now).map_err(|reason| {
-        if is_answered(&service, reason) { Stop::Rejected(reason) } else { Stop::Refused(reason) }
+    open::ask(environment, parsed, service, now).map_err(|reason| {
+        // The other flow may be this one.
+        if matches!(reason, Reason::ReplyCollision) && is_known(environment, parsed) {
+            return Step::Known;
+        }
+        if is_answered(service, reason) { Step::Rejected(reason) } else { Step::Refused(reason) }
     })
+}
+
+/// Whether a packet has a flow by now: another CPU has opened it.
+#[inline(always)]
+fn is_known<E: Environment>(environment: &E, parsed: &Parsed) -> bool {
+    table::find(environment, &parsed.key, table::hash(environment, &parsed.key)).exists()
 }
 
 /// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service
 /// port to somewhere else, or to a port of this host that clients are given. Then it answers a flow that is forgotten: a
 /// private source must not leave, and the kernel here knows nothing of it. From a data port, it is the first of its media.
 #[inline(always)]
-fn stranger<E: Environment>(environment: &E, parsed: &Parsed, now: u32) -> Result<Opening, Stop> {
-    let from = ServiceKey {
-        address: parsed.key.source,
-        port: parsed.key.source_port,
-        protocol: parsed.key.protocol,
-        reserved: 0,
-    };
-    let sender = environment.endpoint(&from);
+fn stranger<'a, E: Environment>(environment: &'a E, parsed: &Parsed, now: u32) -> Result<Opening<'a>, Step> {
+    let sender = environment.endpoint(&sender_key(parsed));
     if sender == 0 {
-        return Err(Stop::Foreign);
+        return Err(Step::Foreign);
     }
     let roles = environment.roles(parsed.key.destination);
     let is_clients =
         roles & role::SNAT != 0 && u16::from_be_bytes(parsed.key.destination_port) >= FIRST_SNAT_PORT;
     if roles & role::LOCAL != 0 && !is_clients {
-        return Err(Stop::Foreign);
+        return Err(Step::Foreign);
     }
     if parsed.key.protocol == TCP {
-        return Err(Stop::Rejected(Reason::OrphanReply));
+        return Err(Step::Rejected(Reason::OrphanReply));
     }
     if sender & endpoint::MEDIA == 0 {
-        return Err(Stop::Refused(Reason::OrphanReply));
+        return Err(Step::Refused(Reason::OrphanReply));
     }
     check_packet(parsed)?;
     Ok(media::answer(environment, parsed, sender, now)?)
@@ -190,7 +253,7 @@ fn carry<P: Packet, E: Environment>(
     parsed: &Parsed,
     found: &Found,
     now: u32,
-) -> Result<NextHop, Stop> {
+) -> Result<NextHop, Reason> {
     check_packet(parsed)?;
     let entry = found.entry.flow();
     let direction =
@@ -200,7 +263,7 @@ fn carry<P: Packet, E: Environment>(
     let (service, opened) = (entry.service, entry.opened);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
-        return Err(Reason::FlowTableFull.into());
+        return Err(Reason::FlowTableFull);
     }
     let hop_index = match direction {
         Direction::Request => MAX_PORTS + u32::from(backend),
@@ -220,10 +283,10 @@ fn carry<P: Packet, E: Environment>(
         found.entry.set_stamp(now);
     }
     if state::may_change(found.control, direction, parsed.tcp_flags) {
-        advance(environment, parsed, found, direction);
+        environment.advance(found.index, found.control, Segment::new(parsed, direction));
     }
     if exchange::may_change(found.control, direction, parsed.payload) {
-        exchange::follow(packet, environment, parsed, found, direction);
+        environment.follow(packet, found.index, found.control, Segment::new(parsed, direction));
     }
     count(environment, backend, direction, parsed.length);
     if found.control.flags() & flags::GROWN == 0 {
@@ -281,6 +344,16 @@ fn service_key(parsed: &Parsed) -> ServiceKey {
     }
 }
 
+#[inline(always)]
+fn sender_key(parsed: &Parsed) -> ServiceKey {
+    ServiceKey {
+        address: parsed.key.source,
+        port: parsed.key.source_port,
+        protocol: parsed.key.protocol,
+        reserved: 0,
+    }
+}
+
 /// A packet without a flow key is dropped only where it can only have been meant for us.
 #[inline(always)]
 fn refuse_if_ours<E: Environment>(
@@ -288,86 +361,30 @@ fn refuse_if_ours<E: Environment>(
     reason: Reason,
     source: [u8; 4],
     destination: [u8; 4],
-) -> Stop {
+) -> Step {
     let is_ours =
         environment.roles(destination) & role::SERVICE != 0 || environment.roles(source) & role::BACKEND != 0;
-    if is_ours { Stop::Refused(reason) } else { Stop::Foreign }
+    if is_ours { Step::Refused(reason) } else { Step::Foreign }
 }
 
 /// Sends replies where the last request came from.
 #[inline(always)]
 fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found) {
-    // SAFETY: `parse` checked that the Ethernet header lies in the frame.
-    let client = unsafe { (*parsed.ethernet).src_addr };
-    let entry = found.entry.flow();
-    let ingress = environment.ingress() as u16;
-    if entry.neighbour == client && entry.via == ingress {
+    // SAFETY: `parse` checked that the Ethernet header lies in the frame. The machines that this runs on are little-endian.
+    let client = unsafe {
+        let source = &raw const (*parsed.ethernet).src_addr;
+        u64::from(source.cast::<u32>().read_unaligned())
+            | u64::from(source.cast::<u16>().add(2).read_unaligned()) << 32
+    };
+    let word = client | u64::from(environment.ingress() as u16) << 48;
+    if found.entry.client_side() == word {
         return;
     }
     let Some(port) = environment.port(environment.ingress()) else { return };
-    found.entry.set_client_side(client, ingress);
+    found.entry.set_client_side(word);
     if let Some((twin, _)) = table::twin(environment, found) {
-        twin.set_client_side(client, port);
+        twin.set_client_side(client | u64::from(port) << 48);
     }
-}
-
-/// Moves both entries of a flow to the state that the packet brings about.
-#[inline(always)]
-fn advance<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, direction: Direction) {
-    let twin = found.entry.flow().twin;
-    advance_entry(environment, parsed, found.entry, found.index, direction, found.control.sequence());
-    if let Some((entry, sequence)) = table::twin(environment, found) {
-        advance_entry(environment, parsed, entry, twin, direction, sequence);
-    }
-}
-
-#[inline(always)]
-fn advance_entry<E: Environment>(
-    environment: &E,
-    parsed: &Parsed,
-    entry: Entry,
-    index: u32,
-    direction: Direction,
-    sequence: u16,
-) {
-    for _ in 0..table::TRIES {
-        let before = entry.control();
-        if !before.is_live() || before.sequence() != sequence {
-            return;
-        }
-        let after = state::after(before, direction, parsed.key.protocol, parsed.tcp_flags);
-        if after == before {
-            return;
-        }
-        if entry.exchange(before, after) {
-            settle(environment, entry, index, before, after);
-            return;
-        }
-    }
-}
-
-/// What follows from a change of state: the active count, the protection, and the timeout.
-#[inline(always)]
-fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Control, after: Control) {
-    let flow = entry.flow();
-    table::count_ended(environment, flow.backend, before, after);
-    if before.state() as u8 == after.state() as u8 {
-        return;
-    }
-    table::protect(environment, index, after.state() as u8 == FlowState::Established as u8);
-    let is_request = after.flags() & flags::REPLY == 0;
-    let (address, port) = if is_request {
-        (flow.key.destination, flow.key.destination_port)
-    } else {
-        (flow.new_source, flow.new_source_port)
-    };
-    let key = ServiceKey { address, port, protocol: flow.key.protocol, reserved: 0 };
-    let Some(service) = environment.service(&key) else { return };
-    let timeout = match after.state() {
-        FlowState::Closing => service.closing_timeout,
-        _ => service.idle_timeout,
-    };
-    entry.set_timeout(timeout);
 }
 
 /// Counts a packet towards the flow's backend.

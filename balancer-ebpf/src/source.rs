@@ -3,10 +3,7 @@
 
 use balancer_common::{Backend, FIRST_SNAT_PORT, FlowKey, Reason};
 
-use crate::{
-    Environment,
-    table::{self, Found},
-};
+use crate::{Environment, table};
 
 /// How many ports a flow tries whose source is translated.
 const PORT_TRIES: u64 = 8;
@@ -50,14 +47,14 @@ pub fn is_near(key: &FlowKey, backend: &Backend) -> bool {
     (client ^ address) & mask == 0
 }
 
-/// A source of ours whose replies no other flow has, nor had a short while ago; and the flow that had them before.
+/// A source of ours whose replies no other flow has, nor had a short while ago: its port.
 #[inline(always)]
 pub fn give<E: Environment>(
     environment: &E,
     key: &FlowKey,
     backend: &Backend,
     now: u32,
-) -> Result<(Source, Found), Reason> {
+) -> Result<[u8; 2], Reason> {
     // The time is in it, so that a client that comes again from the same port does not meet the ports that rest since.
     let [a, b, c, _] = now.to_le_bytes();
     let lot = table::mix(&FlowKey { reserved: [a, b, c], ..*key }, environment.seed());
@@ -65,8 +62,12 @@ pub fn give<E: Environment>(
         let source = Source { address: backend.snat_address, port: candidate(lot, attempt) };
         let reply = reply_key(key, backend, source);
         let over = table::find(environment, &reply, table::hash(environment, &reply));
-        if !over.exists() || table::has_rested(environment, &over, now) {
-            return Ok((source, over));
+        if !over.exists() {
+            return Ok(source.port);
+        }
+        if table::has_rested(environment, &over, now) {
+            table::release(environment, &over);
+            return Ok(source.port);
         }
     }
     Err(Reason::NoSourcePort)

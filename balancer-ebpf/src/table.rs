@@ -2,10 +2,9 @@
 //!
 //! A key belongs into one of two buckets; each bucket has a 64-bit word of eight tags, so that a lookup reads
 //! one or two words and then, almost always, just the entry it looks for, whose whole key decides. The high bit
-//! of a tag protects an established flow: when both buckets are full, a new flow takes the place of one that is
-//! half open or closing, which the tags alone tell, and a flood of those can't push out the others. An entry
-//! is claimed, published and freed by compare-and-exchange on its control word. Its sequence number grows
-//! with each claim: who reads it unchanged before and after has read one flow and not two halves.
+//! of a tag protects an established flow. An entry is claimed, published and freed by compare-and-exchange on its
+//! control word. Its sequence number grows with each claim: who reads it unchanged before and after has read one
+//! flow and not two halves. How a flow comes in is told in [`enter`](crate::enter).
 
 use core::{
     ptr,
@@ -15,10 +14,6 @@ use core::{
 use balancer_common::{BackendId, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
 
 use crate::{Environment, FlowMemory, atomic};
-
-/// How long an established flow must have been silent before a new one may take its place when both buckets
-/// are full, in stamps (60 s). Any other flow gives way sooner.
-const PROTECTED: u32 = (60_000_000_000_u64 >> balancer_common::STAMP_SHIFT) as u32;
 
 /// How often a change of a control word is tried: it is changed by at most the packets of its flow that are under way at
 /// once.
@@ -32,7 +27,7 @@ pub struct Hash {
     /// Seven bits; never 0, which marks an empty way.
     pub tag: u8,
     /// The way that is replaced first when both buckets are full.
-    pub lot: u32,
+    pub lot: u8,
 }
 
 /// What a lookup found: where the entry is, and the control word that it had.
@@ -93,6 +88,29 @@ impl Entry {
         false
     }
 
+    /// Writes all but the control word, by which the entry is the caller's alone.
+    #[inline(always)]
+    pub fn write(self, entry: &FlowEntry) {
+        // SAFETY: valid and aligned, and no other CPU writes what this one has claimed.
+        let place = unsafe { &mut *self.0 };
+        place.key = entry.key;
+        place.new_source = entry.new_source;
+        place.new_destination = entry.new_destination;
+        place.new_source_port = entry.new_source_port;
+        place.new_destination_port = entry.new_destination_port;
+        place.ip_delta = entry.ip_delta;
+        place.l4_delta = entry.l4_delta;
+        place.neighbour = entry.neighbour;
+        place.via = entry.via;
+        place.backend = entry.backend;
+        place.exchange = entry.exchange;
+        place.service = entry.service;
+        place.timeout = entry.timeout;
+        place.twin = entry.twin;
+        place.stamp = entry.stamp;
+        place.opened = entry.opened;
+    }
+
     /// Notes how the exchange stands.
     #[inline(always)]
     pub fn set_exchange(self, exchange: u32) {
@@ -121,13 +139,18 @@ impl Entry {
         unsafe { ptr::write_volatile(&raw mut (*self.0).timeout, timeout) };
     }
 
-    /// Writes `neighbour` and `via` as the one aligned word that they are.
+    /// `neighbour` and `via`, as the one aligned word that they are: the MAC in the low 48 bits.
     #[inline(always)]
-    pub fn set_client_side(self, [a, b, c, d, e, f]: [u8; 6], via: u16) {
+    pub fn client_side(self) -> u64 {
         const { assert!(core::mem::offset_of!(FlowEntry, neighbour) == 32) };
         const { assert!(core::mem::offset_of!(FlowEntry, via) == 38) };
-        let [v, w] = via.to_ne_bytes();
-        let word = u64::from_ne_bytes([a, b, c, d, e, f, v, w]);
+        // SAFETY: valid and aligned; read whole.
+        unsafe { ptr::read_volatile((&raw const (*self.0).neighbour).cast::<u64>()) }
+    }
+
+    /// Writes both.
+    #[inline(always)]
+    pub fn set_client_side(self, word: u64) {
         // SAFETY: valid and aligned; written whole.
         unsafe { ptr::write_volatile((&raw mut (*self.0).neighbour).cast::<u64>(), word) };
     }
@@ -138,6 +161,15 @@ impl Found {
     pub const NOTHING: Found =
         Found { entry: Entry(ptr::null_mut()), index: NO_TWIN, control: Control::new(FlowState::Free, 0, 0) };
 
+    /// The entry with this index, whose control word was `control`.
+    #[inline(always)]
+    pub fn at<M: FlowMemory>(memory: &M, index: u32, control: Control) -> Found {
+        match entry_at(memory, index) {
+            Some(entry) => Found { entry, index, control },
+            None => Found::NOTHING,
+        }
+    }
+
     /// Whether there is an entry.
     #[inline(always)]
     pub fn exists(&self) -> bool {
@@ -146,7 +178,7 @@ impl Found {
 }
 
 const LANES: u64 = 0x0101_0101_0101_0101;
-const HIGH: u64 = LANES << 7;
+pub(crate) const HIGH: u64 = LANES << 7;
 /// The bit of a tag that says that the flow must not be replaced.
 const PROTECTION: u64 = 0x80;
 
@@ -172,7 +204,7 @@ pub fn hash<M: FlowMemory>(memory: &M, key: &FlowKey) -> Hash {
     let second = (((hash >> 28) & 0x0fff_ffff) * buckets) >> 28;
     let tag = (hash >> 57) as u8;
     // The buckets depend on the high bits of their 28; these are the low ones.
-    let lot = (hash >> 28) as u32 & 7;
+    let lot = (hash >> 28) as u8 & 7;
     Hash { buckets: [first as u32, second as u32], tag: if tag == 0 { 1 } else { tag }, lot }
 }
 
@@ -224,12 +256,24 @@ pub fn find<M: FlowMemory>(memory: &M, key: &FlowKey, hash: Hash) -> Found {
     if found.exists() { found } else { find_in(memory, key, hash.buckets[1], hash.tag) }
 }
 
+/// The ways of a bucket whose tags are `tag`, as the high bits of their lanes.
+#[inline(always)]
+pub(crate) fn tagged<M: FlowMemory>(memory: &M, bucket: u32, tag: u8) -> u64 {
+    zero_lanes(tag_word(memory, bucket) ^ (u64::from(tag) * LANES))
+}
+
+/// The tags of a bucket.
+#[inline(always)]
+pub(crate) fn tag_word<M: FlowMemory>(memory: &M, bucket: u32) -> u64 {
+    // A bucket that isn't there has no room, and its flows are protected.
+    let Some(tags) = memory.tags(bucket) else { return u64::MAX };
+    // SAFETY: tag words are valid and aligned.
+    unsafe { ptr::read_volatile(tags) }
+}
+
 #[inline(always)]
 fn find_in<M: FlowMemory>(memory: &M, key: &FlowKey, bucket: u32, tag: u8) -> Found {
-    let Some(tags) = memory.tags(bucket) else { return Found::NOTHING };
-    // SAFETY: tag words are valid and aligned.
-    let tags = unsafe { ptr::read_volatile(tags) };
-    let mut matches = zero_lanes(tags ^ (u64::from(tag) * LANES));
+    let mut matches = tagged(memory, bucket, tag);
     let wanted: [u64; 2] = bytemuck::cast(*key);
     for _ in 0..WAYS {
         if matches == 0 {
@@ -274,145 +318,13 @@ pub fn has_rested<M: FlowMemory>(memory: &M, found: &Found, now: u32) -> bool {
             .is_none_or(|twin| twin.flow().twin != found.index || twin.flow().has_rested(now))
 }
 
-/// Stores `entry` under its key, in the state and with the flags of its control word.
-///
-/// Returns its index, or `None` when both buckets are full of flows in use. `keep` is an index that must not be
-/// replaced.
+/// Writes the tag of an entry, which the caller has claimed.
 #[inline(always)]
-pub fn insert<E: Environment>(environment: &E, hash: Hash, entry: &FlowEntry, keep: u32) -> Option<u32> {
-    let rooms = [room(environment, hash.buckets[0])?, room(environment, hash.buckets[1])?];
-    let [first, second] = [count_lanes(rooms[0]), count_lanes(rooms[1])];
-    // Nearly all keys stay in their first bucket; the second evens out what chance has filled.
-    let choice = usize::from(first < 4 && second > first);
-    let (bucket, room) = (hash.buckets[choice], rooms[choice]);
-    if room != 0 {
-        let way = lowest_lane(room);
-        let place = entry_of(environment, bucket, way)?;
-        let before = place.control();
-        if before.state() as u8 == FlowState::Free as u8 && claim(place, before) {
-            return publish(environment, bucket, way, before, hash.tag, entry);
-        }
-    }
-    // Full, or another CPU was faster: take the place of a flow that is missed less.
-    let victim = victim(environment, hash, entry.stamp).filter(|index| *index != keep)?;
-    let place = entry_at(environment, victim)?;
-    let before = place.control();
-    if before.is_live() {
-        environment.evicted(before.state());
-        release(environment, &Found { entry: place, index: victim, control: before });
-    }
-    let before = place.control();
-    if before.state() as u8 != FlowState::Free as u8 || !claim(place, before) {
-        return None;
-    }
-    publish(environment, victim / WAYS as u32, victim % WAYS as u32, before, hash.tag, entry)
-}
-
-#[inline(always)]
-fn room<M: FlowMemory>(memory: &M, bucket: u32) -> Option<u64> {
-    // SAFETY: tag words are valid and aligned.
-    Some(zero_lanes(unsafe { ptr::read_volatile(memory.tags(bucket)?) }))
-}
-
-#[inline(always)]
-fn claim(entry: Entry, before: Control) -> bool {
-    entry.exchange(before, Control::new(FlowState::Busy, 0, before.sequence()))
-}
-
-#[inline(always)]
-fn publish<M: FlowMemory>(
-    memory: &M,
-    bucket: u32,
-    way: u32,
-    before: Control,
-    tag: u8,
-    entry: &FlowEntry,
-) -> Option<u32> {
-    let place = entry_of(memory, bucket, way)?;
-    let busy = Control::new(FlowState::Busy, 0, before.sequence());
-    // The sequence moves first: a reader of the former flow finds out whatever it has read by then.
-    let claimed = Control::new(FlowState::Busy, 0, before.sequence().wrapping_add(1));
-    place.exchange(busy, claimed);
-    // SAFETY: valid and aligned, and this one was claimed: no other CPU writes it.
-    unsafe {
-        let place = &mut *place.0;
-        place.key = entry.key;
-        place.new_source = entry.new_source;
-        place.new_destination = entry.new_destination;
-        place.new_source_port = entry.new_source_port;
-        place.new_destination_port = entry.new_destination_port;
-        place.ip_delta = entry.ip_delta;
-        place.l4_delta = entry.l4_delta;
-        place.neighbour = entry.neighbour;
-        place.via = entry.via;
-        place.backend = entry.backend;
-        place.exchange = entry.exchange;
-        place.service = entry.service;
-        place.timeout = entry.timeout;
-        place.twin = entry.twin;
-        place.stamp = entry.stamp;
-        place.opened = entry.opened;
-    }
-    // The tag goes first, while the entry is still claimed: once it is live, another CPU may free it again by way of
-    // its twin, and a tag written after that would belong to whoever came next.
-    set_tag(memory, bucket, way, tag)?;
-    let live = Control::new(entry.control.state(), entry.control.flags(), claimed.sequence());
-    place.exchange(claimed, live);
-    Some(bucket * WAYS as u32 + way)
-}
-
-#[inline(always)]
-fn set_tag<M: FlowMemory>(memory: &M, bucket: u32, way: u32, tag: u8) -> Option<()> {
-    let tags = memory.tags(bucket)?;
+pub(crate) fn set_tag<M: FlowMemory>(memory: &M, index: u32, tag: u8) {
+    let Some(tags) = memory.tags(index / WAYS as u32) else { return };
     // SAFETY: the word has eight bytes, of which the lowest in memory is way 0 on the little-endian machines that
     // this runs on; a byte is written whole.
-    unsafe { ptr::write_volatile(tags.cast::<u8>().add((way & 7) as usize), tag) };
-    Some(())
-}
-
-/// Whom a new flow may replace when both buckets are full: of two flows that are not protected, chosen by the new one's
-/// hash, the one whose entry has been silent for longer; else an established one, if the one that the hash points at has been silent for long.
-#[inline(always)]
-fn victim<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> Option<u32> {
-    let lot = hash.lot;
-    let mut bucket = hash.buckets[0];
-    let mut lanes = unprotected_lanes(memory, bucket)?;
-    if lanes == 0 {
-        bucket = hash.buckets[1];
-        lanes = unprotected_lanes(memory, bucket)?;
-    }
-    if lanes == 0 {
-        let index = bucket * WAYS as u32 + (lot & 7);
-        let place = entry_at(memory, index)?;
-        let silence = |entry: Entry| now.wrapping_sub(entry.flow().stamp) as i32;
-        let mut silent_for = silence(place);
-        if let Some(twin) = entry_at(memory, place.flow().twin)
-            && twin.flow().twin == index
-        {
-            silent_for = silent_for.min(silence(twin));
-        }
-        return (silent_for > PROTECTED as i32).then_some(index);
-    }
-    // The longer silent one of two: a handshake that is under way gives way only to chance, twice.
-    let one = next_lane(lanes, lot);
-    let other = next_lane(lanes, (one + 1) & 7);
-    let [one, other] = [one, other].map(|way| bucket * WAYS as u32 + way);
-    let stamp = |index| Some(entry_at(memory, index)?.flow().stamp);
-    let is_older = stamp(other)?.wrapping_sub(stamp(one)?) as i32 <= -1;
-    Some(if is_older { other } else { one })
-}
-
-/// The first lane from `from` on, going round, whose high bit is set in `lanes`.
-#[inline(always)]
-const fn next_lane(lanes: u64, from: u32) -> u32 {
-    let ahead = lanes & (u64::MAX << (from * 8));
-    lowest_lane(if ahead == 0 { lanes } else { ahead })
-}
-
-#[inline(always)]
-fn unprotected_lanes<M: FlowMemory>(memory: &M, bucket: u32) -> Option<u64> {
-    // SAFETY: tag words are valid and aligned.
-    Some(!unsafe { ptr::read_volatile(memory.tags(bucket)?) } & HIGH)
+    unsafe { ptr::write_volatile(tags.cast::<u8>().add((index & 7) as usize), tag) };
 }
 
 /// Protects a flow's entry from being replaced, or no longer.
@@ -502,7 +414,7 @@ fn free<M: FlowMemory>(memory: &M, found: &Found, count: &impl Fn(BackendId, u8)
         return false;
     }
     // The tag goes first: once the entry is free, another CPU may give it a new one.
-    set_tag(memory, found.index / WAYS as u32, found.index % WAYS as u32, 0);
+    set_tag(memory, found.index, 0);
     found.entry.exchange(busy, Control::new(FlowState::Free, 0, sequence));
     count(backend, ended(found.control, Control::default()));
     true

@@ -18,6 +18,7 @@ mod state;
 mod table;
 mod traffic;
 mod translation;
+mod turns;
 
 use proptest::test_runner::Config;
 

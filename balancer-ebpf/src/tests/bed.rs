@@ -1,6 +1,6 @@
 //! A balancer between clients and backends, and what can be asked of it.
 
-use std::vec::Vec;
+use std::{sync::Arc, vec::Vec};
 
 use balancer_common::{
     Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, ability, role,
@@ -60,7 +60,12 @@ impl Bed {
 
     /// The same, with a flow table of so many buckets.
     pub fn with_table(backends: usize, buckets: u32) -> Bed {
-        let mut kernel = Kernel::new(Memory::new(buckets, [0x1234_5678, 0x9abc_def0]), backends);
+        Bed::with_memory(backends, Memory::new(buckets, [0x1234_5678, 0x9abc_def0]))
+    }
+
+    /// The same, with this flow table: one CPU of several.
+    pub fn with_memory(backends: usize, memory: Arc<Memory>) -> Bed {
+        let mut kernel = Kernel::new(memory, backends);
         kernel.now.set(1_000);
         kernel.ingress.set(1);
         kernel.ports.extend([(1, 0), (2, 1), (3, 2)]);

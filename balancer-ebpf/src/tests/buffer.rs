@@ -11,12 +11,13 @@ use std::{
 
 use balancer_common::{
     AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, FlowState,
-    MAX_PORTS, NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS,
-    flags,
+    MAX_PORTS, NO_TWIN, NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+    WAYS, flags,
 };
 use bytemuck::Zeroable;
 
-use crate::{Environment, FlowMemory, Packet, packet::Wire, table};
+use super::turns::Turns;
+use crate::{Environment, FlowMemory, Packet, enter, packet::Wire, table};
 
 /// Bytes before a frame in its allocation, which it can grow into.
 const HEADROOM: usize = 64;
@@ -211,6 +212,20 @@ impl FlowMemory for Memory {
     }
 }
 
+/// Puts an entry into the table alone, in the state and with the flags of its control word; `None` when there is no room.
+pub fn insert(kernel: &Kernel, entry: &FlowEntry) -> Option<u32> {
+    let index = enter::reserve(kernel, &entry.key, entry.stamp);
+    if index == NO_TWIN {
+        return None;
+    }
+    let place = table::entry_at(kernel, index).unwrap();
+    place.write(entry);
+    let reserved = place.control();
+    let live = Control::new(entry.control.state(), entry.control.flags(), reserved.sequence());
+    assert!(place.exchange(reserved, live), "a reserved entry was changed");
+    Some(index)
+}
+
 /// One CPU of the kernel: maps that no other CPU sees but for the flow table, and a clock that is set by hand.
 pub struct Kernel {
     pub memory: Arc<Memory>,
@@ -237,6 +252,8 @@ pub struct Kernel {
     times: Vec<UnsafeCell<ResponseTimes>>,
     counters: Vec<UnsafeCell<BackendCounters>>,
     drops: [Cell<u64>; Reason::ALL.len()],
+    /// Which of two CPUs this is, if they take turns.
+    pub turns: Option<(Arc<Turns>, usize)>,
 }
 
 impl Kernel {
@@ -261,6 +278,7 @@ impl Kernel {
             times: (0..backends).map(|_| UnsafeCell::default()).collect(),
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
             drops: Default::default(),
+            turns: None,
         }
     }
 
@@ -313,6 +331,13 @@ impl Kernel {
         self.drops.iter().map(Cell::get).sum()
     }
 
+    /// Lets the other CPU go on here, if they take turns and it is its turn.
+    fn take_turn(&self) {
+        if let Some((turns, cpu)) = &self.turns {
+            turns.step(*cpu);
+        }
+    }
+
     /// Asserts that the flows that count as active are those opened and not closed.
     #[track_caller]
     pub fn assert_active_is_exact(&self) {
@@ -331,10 +356,12 @@ impl FlowMemory for Kernel {
     }
 
     fn tags(&self, bucket: u32) -> Option<*mut u64> {
+        self.take_turn();
         self.memory.tags(bucket)
     }
 
     fn bucket(&self, bucket: u32) -> Option<*mut Bucket> {
+        self.take_turn();
         self.memory.bucket(bucket)
     }
 }
@@ -352,8 +379,8 @@ impl Environment for Kernel {
         self.ports.get(&ifindex).copied()
     }
 
-    fn service(&self, key: &ServiceKey) -> Option<Service> {
-        self.services.get(key).copied()
+    fn service(&self, key: &ServiceKey) -> Option<&Service> {
+        self.services.get(key)
     }
 
     fn endpoint(&self, key: &ServiceKey) -> u32 {

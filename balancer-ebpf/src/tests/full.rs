@@ -5,6 +5,7 @@ use bytemuck::Zeroable;
 
 use super::{
     bed::{Bed, VIP, to_vip},
+    buffer::insert,
     frame::{ACK, Frame, SYN},
 };
 use crate::table;
@@ -69,7 +70,7 @@ fn a_flow_without_room_for_its_replies_is_refused() {
         let control = Control::new(FlowState::Established, 0, 0);
         let entry =
             FlowEntry { key, control, twin: NO_TWIN, stamp: 1_000, timeout: 400, ..FlowEntry::zeroed() };
-        let index = table::insert(&bed.kernel, table::hash(&bed.kernel, &key), &entry, NO_TWIN).unwrap();
+        let index = insert(&bed.kernel, &entry).unwrap();
         table::protect(&bed.kernel, index, true);
     }
     bed.refused(1, &to_vip(SYN).bytes(), Reason::FlowTableFull);

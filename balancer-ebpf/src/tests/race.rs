@@ -9,8 +9,8 @@ use std::{
 use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, UDP, flags};
 use bytemuck::Zeroable;
 
-use super::buffer::{Kernel, Memory};
-use crate::table::{find, hash, insert, is_unchanged, protect, release};
+use super::buffer::{Kernel, Memory, insert};
+use crate::table::{find, hash, is_unchanged, protect, release};
 
 /// More keys than two buckets have room for.
 const KEYS: u32 = 40;
@@ -80,7 +80,7 @@ fn work(memory: Arc<Memory>, cpu: u64, until: Instant) -> Deeds {
             if !found.exists() {
                 // Entries of both CPUs name each other as twins, or do not: a release may take any along.
                 let entry = entry(number, if numbers.below(4) == 0 { last } else { NO_TWIN });
-                match insert(&kernel, hash, &entry, last) {
+                match insert(&kernel, &entry) {
                     Some(index) => {
                         deeds.opened += 1;
                         last = index;

@@ -249,7 +249,7 @@ const fn state_of(flow: &Flow) -> Option<FlowState> {
         common::FlowState::HalfOpen => Some(FlowState::HalfOpen),
         common::FlowState::Established => Some(FlowState::Established),
         common::FlowState::Closing => Some(FlowState::Closing),
-        common::FlowState::Free | common::FlowState::Busy => None,
+        common::FlowState::Free | common::FlowState::Busy | common::FlowState::Opening => None,
     }
 }
 

@@ -20,7 +20,7 @@ use aya::{
 use aya_log::EbpfLogger;
 use balancer_common::{
     AgeProfile, Backend, BackendCounters, BackendId, FlowState, MAX_PORTS, NextHop, Reason, ResponseTimes,
-    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, names,
+    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, flow_buckets, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -37,9 +37,6 @@ use refusal::{explain_load, explain_program, require_net_admin};
 
 /// The program, compiled by `cargo xtask build`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("BALANCER_EBPF_OBJECT"));
-
-/// Entries of the flow table for each flow that must fit: two directions, filled to 70 %.
-const ENTRIES_PER_100_FLOWS: u64 = 286;
 
 /// How many addresses of its own the host may have.
 const LOCAL_ADDRESSES: u32 = 4096;
@@ -76,9 +73,7 @@ impl Sizes {
 
     /// Buckets of the flow table.
     pub fn buckets(self) -> u32 {
-        let entries = u64::from(self.flows) * ENTRIES_PER_100_FLOWS / 100;
-        // At most 2^28 by the flow hash; `Sizes::flows` is bounded far below by the configuration.
-        (entries / balancer_common::WAYS as u64 + 1).min(1 << 28) as u32
+        flow_buckets(self.flows)
     }
 }
 
