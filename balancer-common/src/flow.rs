@@ -53,11 +53,37 @@ pub enum FlowState {
     Closing = 4,
     /// Written, but not yet a flow: another CPU may be opening the same one.
     Opening = 5,
+    /// UDP: the client has sent more than one datagram, and the backend has not answered.
+    OneWay = 6,
+}
+
+/// How far a live flow is in its life, as far as it is counted and shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// TCP: the handshake is not complete. UDP: there was no answer.
+    HalfOpen = 0,
+    /// Both ends talk.
+    Established = 1,
+    /// It has ended, and is remembered for a while.
+    Closing = 2,
+}
+
+impl Phase {
+    /// Every phase, in the order of its number.
+    pub const ALL: [Phase; 3] = [Phase::HalfOpen, Phase::Established, Phase::Closing];
 }
 
 impl FlowState {
-    /// The states of live flows, in the order of the counters in `EVICTED`.
-    pub const LIVE: [FlowState; 3] = [FlowState::HalfOpen, FlowState::Established, FlowState::Closing];
+    /// The phase of a live flow; `None` where there is none.
+    pub const fn phase(self) -> Option<Phase> {
+        match self {
+            FlowState::Free | FlowState::Busy | FlowState::Opening => None,
+            FlowState::HalfOpen | FlowState::OneWay => Some(Phase::HalfOpen),
+            FlowState::Established => Some(Phase::Established),
+            FlowState::Closing => Some(Phase::Closing),
+        }
+    }
 }
 
 /// Bits of `Control::flags`.
@@ -103,6 +129,7 @@ impl Control {
             3 => FlowState::Established,
             4 => FlowState::Closing,
             5 => FlowState::Opening,
+            6 => FlowState::OneWay,
             _ => FlowState::Busy,
         }
     }
@@ -119,7 +146,7 @@ impl Control {
 
     /// Whether the entry holds a flow.
     pub const fn is_live(self) -> bool {
-        !matches!(self.state(), FlowState::Free | FlowState::Busy | FlowState::Opening)
+        self.state().phase().is_some()
     }
 }
 

@@ -16,7 +16,7 @@ mod service;
 pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
 pub use flow::{
-    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, STAMP_SHIFT,
+    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, Phase, STAMP_SHIFT,
     TIMEOUT_SHIFT, WAYS, flags, flow_buckets,
 };
 pub use hop::{MAX_PORTS, NextHop};
@@ -72,7 +72,7 @@ pub mod names {
     pub const ICMP_SENT: &str = "ICMP_SENT";
     /// `PerCpuArray<AgeProfile>`, indexed by `ServiceId`.
     pub const AGE_PROFILES: &str = "AGE_PROFILES";
-    /// `PerCpuArray<u64>`, in the order of `FlowState::LIVE`: flows that gave way to new ones, since there was no room.
+    /// `PerCpuArray<u64>`, indexed by `Phase`: flows that gave way to new ones, since there was no room.
     pub const EVICTED: &str = "EVICTED";
     /// `Array<Layout>` of one.
     pub const LAYOUT: &str = "LAYOUT";

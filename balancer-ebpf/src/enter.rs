@@ -6,12 +6,12 @@
 //! before, and changes the other's control word, so that it can't go on. With no rival in either direction, both entries
 //! go live.
 //!
-//! When both buckets are full, a new flow takes the place of one that is half open or closing, which the tags alone tell,
-//! so that a flood of those can't push out the others.
+//! When both buckets are full, a new flow takes the place of one that is half open or closing, or a single datagram without
+//! an answer, which the tags alone tell, so that a flood of those can't push out the others.
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
+use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, WAYS, flags};
 
 use crate::{
     Environment, FlowMemory,
@@ -21,9 +21,14 @@ use crate::{
     },
 };
 
-/// How long an established flow must have been silent before a new one may take its place when both buckets
-/// are full, in stamps (60 s). Any other flow gives way sooner.
-const PROTECTED: i32 = (60_000_000_000_u64 >> balancer_common::STAMP_SHIFT) as i32;
+/// How long an established flow must have been silent before a new one may take its place when both buckets are full, in
+/// stamps (60 s).
+const PATIENT: i32 = (60_000_000_000_u64 >> STAMP_SHIFT) as i32;
+/// The same for a UDP flow that the backend has not answered (10 s). Any other flow gives way at once.
+const IMPATIENT: i32 = (10_000_000_000_u64 >> STAMP_SHIFT) as i32;
+
+/// More stamps than any flow is idle.
+const NEVER_ANSWERED: i32 = 1 << 30;
 
 /// With fewer free ways than this a bucket is crowded: a key goes into its second bucket if that has more.
 ///
@@ -127,8 +132,8 @@ fn replace<E: Environment>(environment: &E, index: u32, tag: u8) -> bool {
         environment.release(&Found { entry, index, control });
     }
     let is_taken = claim(environment, index, tag);
-    if is_taken && control.is_live() {
-        environment.evicted(control.state());
+    if is_taken && let Some(phase) = control.state().phase() {
+        environment.evicted(phase);
     }
     is_taken
 }
@@ -294,7 +299,8 @@ fn unprotected_lanes<M: FlowMemory>(memory: &M, bucket: u32) -> u64 {
     !tags & HIGH & !zero_lanes(tags)
 }
 
-/// The way of a bucket whose protected flow has been idle for longest, if that is long enough; else `NO_TWIN`.
+/// The way of a bucket whose protected flow has been silent the longest beyond what it is forgiven, of those that were never
+/// answered, else of the others; `NO_TWIN` if none has.
 #[inline(always)]
 fn idle<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> u32 {
     let bucket = if hash.lot & 1 == 0 { hash.buckets[0] } else { hash.buckets[1] };
@@ -302,15 +308,20 @@ fn idle<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> u32 {
     for way in 0..WAYS as u32 {
         let index = bucket * WAYS as u32 + way;
         let Some(entry) = entry_at(memory, index) else { break };
-        let mut silence = now.wrapping_sub(entry.flow().stamp) as i32 - PROTECTED;
-        if silence > longest
+        let is_one_way = entry.control().state() as u8 == FlowState::OneWay as u8;
+        let forgiven = if is_one_way { IMPATIENT } else { PATIENT };
+        let mut idle = now.wrapping_sub(entry.flow().stamp) as i32 - forgiven;
+        if idle > 0
             && let Some(twin) = entry_at(memory, entry.flow().twin)
             && twin.flow().twin == index
         {
-            silence = silence.min(now.wrapping_sub(twin.flow().stamp) as i32 - PROTECTED);
+            idle = idle.min(now.wrapping_sub(twin.flow().stamp) as i32 - forgiven);
         }
-        if silence > longest {
-            (idlest, longest) = (index, silence);
+        if idle > 0 && is_one_way {
+            idle |= NEVER_ANSWERED;
+        }
+        if idle > longest {
+            (idlest, longest) = (index, idle);
         }
     }
     idlest

@@ -1,7 +1,7 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowKey, FlowState, NextHop,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowKey, NextHop, Phase,
     Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
 };
 
@@ -65,8 +65,8 @@ pub trait Environment: FlowMemory + Sized {
     fn profiled_age(&self) -> u32;
     /// Whether one more ICMP message may be sent at this stamp.
     fn may_send_icmp(&self, now: u32) -> bool;
-    /// Counts a flow in this state that gave way to a new one.
-    fn evicted(&self, state: FlowState);
+    /// Counts a flow in this phase that gave way to a new one.
+    fn evicted(&self, phase: Phase);
     /// Counts a refused packet.
     fn refuse(&self, reason: Reason);
 

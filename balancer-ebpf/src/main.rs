@@ -22,8 +22,8 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use balancer_common::{
     AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT, FlowKey,
-    FlowState, HALVES, Layout, MAX_PORTS, NextHop, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring,
-    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, atomic,
@@ -76,7 +76,7 @@ static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
 #[map]
-static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(FlowState::LIVE.len() as u32, 0);
+static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Phase::ALL.len() as u32, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
 
@@ -327,9 +327,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn evicted(&self, state: FlowState) {
-        let Some(place) = (state as u32).checked_sub(FlowState::HalfOpen as u32) else { return };
-        if let Some(count) = EVICTED.get_ptr_mut(place) {
+    fn evicted(&self, phase: Phase) {
+        if let Some(count) = EVICTED.get_ptr_mut(phase as u32) {
             // SAFETY: valid, aligned, and this CPU's own.
             unsafe { *count = (*count).wrapping_add(1) };
         }

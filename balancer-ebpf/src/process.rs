@@ -152,7 +152,7 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
     if is_first {
         exchange::prepare(packet, &parsed, &found);
     }
-    match carry(packet, environment, &parsed, &found, now) {
+    match carry(packet, environment, &parsed, &found, is_first, now) {
         Ok(hop) if hop.ifindex == environment.ingress() => Step::Back,
         Ok(hop) => Step::Out(hop.port),
         Err(reason) => Step::Refused(reason),
@@ -252,6 +252,7 @@ fn carry<P: Packet, E: Environment>(
     environment: &E,
     parsed: &Parsed,
     found: &Found,
+    is_first: bool,
     now: u32,
 ) -> Result<NextHop, Reason> {
     check_packet(parsed)?;
@@ -282,7 +283,7 @@ fn carry<P: Packet, E: Environment>(
     if entry.stamp != now {
         found.entry.set_stamp(now);
     }
-    if state::may_change(found.control, direction, parsed.tcp_flags) {
+    if state::may_change(found.control, direction, parsed.tcp_flags, is_first) {
         environment.advance(found.index, found.control, Segment::new(parsed, direction));
     }
     if exchange::may_change(found.control, direction, parsed.payload) {

@@ -118,18 +118,25 @@ pub fn after(control: Control, direction: Direction, protocol: u8, tcp_flags: u8
         } else if state as u8 == FlowState::HalfOpen as u8 && established_by && marks & flags::ANSWERED != 0 {
             state = FlowState::Established;
         }
-    } else if direction == Direction::Reply && state as u8 == FlowState::HalfOpen as u8 {
-        state = FlowState::Established;
+    } else if matches!(state, FlowState::HalfOpen | FlowState::OneWay) {
+        state = match direction {
+            Direction::Request => FlowState::OneWay,
+            Direction::Reply => FlowState::Established,
+        };
     }
     Control::new(state, marks, control.sequence())
 }
 
-/// Whether [`after`] can change anything: what the hot path asks first.
+/// Whether [`after`] can change anything, and is to: what the hot path asks first. The datagram that opened a flow is no
+/// second one.
 #[inline(always)]
-pub fn may_change(control: Control, direction: Direction, tcp_flags: u8) -> bool {
+pub fn may_change(control: Control, direction: Direction, tcp_flags: u8, is_first: bool) -> bool {
+    let is_datagram = tcp_flags == 0;
+    let is_reply = matches!(direction, Direction::Reply);
     tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0
         || (control.state() as u8 == FlowState::HalfOpen as u8
-            && (direction == Direction::Reply || tcp_flags & tcp::ACK != 0))
+            && (is_reply || tcp_flags & tcp::ACK != 0 || (is_datagram && !is_first)))
+        || (control.state() as u8 == FlowState::OneWay as u8 && is_reply)
 }
 
 /// Moves both entries of a flow to the state that a packet of entry `index` brings about, whose control word was `control`.
@@ -161,6 +168,12 @@ fn advance_entry<E: Environment>(environment: &E, entry: Entry, index: u32, sequ
     }
 }
 
+/// Whether a flow in this state gives way to a new one only when it has been idle.
+#[inline(always)]
+const fn is_protected(state: FlowState) -> bool {
+    matches!(state, FlowState::Established | FlowState::OneWay)
+}
+
 /// What follows from a change of state: the active count, the protection, and the timeout.
 #[inline(always)]
 fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Control, after: Control) {
@@ -169,7 +182,7 @@ fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Con
     if before.state() as u8 == after.state() as u8 {
         return;
     }
-    table::protect(environment, index, after.state() as u8 == FlowState::Established as u8);
+    table::protect(environment, index, is_protected(after.state()));
     let is_request = after.flags() & flags::REPLY == 0;
     let (address, port) = if is_request {
         (flow.key.destination, flow.key.destination_port)

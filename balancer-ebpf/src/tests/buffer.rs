@@ -10,8 +10,8 @@ use std::{
 };
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, FlowState,
-    MAX_PORTS, NO_TWIN, NextHop, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, MAX_PORTS,
+    NO_TWIN, NextHop, Phase, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
     WAYS, flags,
 };
 use bytemuck::Zeroable;
@@ -243,7 +243,7 @@ pub struct Kernel {
     /// Up to which age packets count in the profiles.
     pub profiled_age: u32,
     profiles: Vec<UnsafeCell<AgeProfile>>,
-    /// Flows that gave way, by `FlowState::LIVE`.
+    /// Flows that gave way, by `Phase`.
     pub evicted: [Cell<u64>; 3],
     /// The clients that services remember.
     pub clients: RefCell<HashMap<ClientKey, Remembered>>,
@@ -443,8 +443,8 @@ impl Environment for Kernel {
         self.profiled_age
     }
 
-    fn evicted(&self, state: FlowState) {
-        let count = &self.evicted[state as usize - FlowState::HalfOpen as usize];
+    fn evicted(&self, phase: Phase) {
+        let count = &self.evicted[phase as usize];
         count.set(count.get() + 1);
     }
 

@@ -77,3 +77,68 @@ fn a_flow_without_room_for_its_replies_is_refused() {
     assert_eq!(bed.flows(), (0, 0), "a flow that never was is neither opened nor closed");
     bed.kernel.memory.assert_consistent();
 }
+
+/// A flow from one of many clients.
+fn log_line(number: u16) -> Frame {
+    Frame::udp(([10, 0, 1, 10], 40_000 + number), VIP, b"log")
+}
+
+fn evicted(bed: &Bed) -> [u64; 3] {
+    bed.kernel.evicted.each_ref().map(|count| count.get())
+}
+
+/// A datagram alone gives way to any other; a client that goes on sending does not, though nobody answers it.
+#[test]
+fn one_way_flows_are_not_pushed_out_by_single_datagrams() {
+    let bed = Bed::with_table(1, 1);
+    for number in 0..50 {
+        bed.request(&log_line(number));
+    }
+    assert_eq!((bed.flows(), evicted(&bed)), ((50, 46), [46, 0, 0]));
+    let bed = Bed::with_table(1, 1);
+    for number in 0..4 {
+        bed.request(&log_line(number));
+        bed.request(&log_line(number));
+    }
+    for number in 4..50 {
+        bed.refused(1, &log_line(number).bytes(), Reason::FlowTableFull);
+    }
+    assert_eq!((bed.flows(), evicted(&bed)), ((4, 0), [0; 3]));
+    // Ten seconds of silence are forgiven, and no more.
+    bed.wait((10_000_000_000_u64 >> 26) as u32);
+    for number in 4..50 {
+        bed.refused(1, &log_line(number).bytes(), Reason::FlowTableFull);
+    }
+    bed.wait(1);
+    bed.request(&log_line(1));
+    bed.request(&log_line(50));
+    assert_eq!((bed.flows(), evicted(&bed)), ((5, 1), [1, 0, 0]));
+    bed.kernel.assert_active_is_exact();
+}
+
+/// Of flows that are idle, those that were never answered go first, whoever has been silent for longer.
+#[test]
+fn idle_one_way_flows_give_way_before_established_ones() {
+    let bed = Bed::with_table(1, 1);
+    for number in 0..2 {
+        bed.establish(([10, 0, 1, 10], 40_000 + number));
+    }
+    bed.wait((60_000_000_000_u64 >> 26) as u32);
+    for number in 2..4 {
+        bed.request(&log_line(number));
+        bed.request(&log_line(number));
+    }
+    bed.wait((10_000_000_000_u64 >> 26) as u32 + 1);
+    for number in 4..8 {
+        bed.request(&log_line(number));
+        bed.request(&log_line(number));
+    }
+    assert_eq!(evicted(&bed), [2, 2, 0]);
+    for number in 8..50 {
+        bed.refused(1, &log_line(number).bytes(), Reason::FlowTableFull);
+    }
+    for number in 4..8 {
+        assert_eq!(bed.request(&log_line(number)), 0);
+    }
+    assert_eq!(bed.flows(), (8, 4));
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, vec, vec::Vec};
 
-use balancer_common::{FIRST_SNAT_PORT, NO_TWIN, Reason, TCP, UDP, flags};
+use balancer_common::{FIRST_SNAT_PORT, FlowState, NO_TWIN, Reason, TCP, UDP, flags};
 use proptest::{collection::vec as sequence, prelude::*};
 
 use super::{
@@ -135,10 +135,8 @@ fn check_table(bed: &Bed) {
         assert_eq!((entry.control.state(), marks(entry)), (twin.control.state(), marks(twin)));
         assert_eq!((entry.backend, entry.timeout, entry.service), (twin.backend, twin.timeout, twin.service));
         assert_eq!((entry.control.flags() ^ twin.control.flags()) & flags::REPLY, flags::REPLY);
-        assert_eq!(
-            memory.is_protected(index),
-            entry.control.state() == balancer_common::FlowState::Established
-        );
+        let is_protected = [FlowState::Established, FlowState::OneWay].contains(&entry.control.state());
+        assert_eq!(memory.is_protected(index), is_protected);
         assert_eq!(
             (entry.new_source, entry.new_source_port),
             (twin.key.destination, twin.key.destination_port)

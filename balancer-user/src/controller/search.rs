@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, net::SocketAddr, ops::Range, time::Duration};
 
-use balancer_common::{self as common, BackendId, STAMP_SHIFT, ServiceId, TCP, WAYS, flags};
+use balancer_common::{BackendId, Phase, STAMP_SHIFT, ServiceId, TCP, WAYS, flags};
 
 use super::{Controller, records::stamp, seats::LiveBackend, status::millis};
 use crate::{
@@ -245,11 +245,11 @@ impl Controller {
 }
 
 const fn state_of(flow: &Flow) -> Option<FlowState> {
-    match flow.entry.control.state() {
-        common::FlowState::HalfOpen => Some(FlowState::HalfOpen),
-        common::FlowState::Established => Some(FlowState::Established),
-        common::FlowState::Closing => Some(FlowState::Closing),
-        common::FlowState::Free | common::FlowState::Busy | common::FlowState::Opening => None,
+    match flow.entry.control.state().phase() {
+        Some(Phase::HalfOpen) => Some(FlowState::HalfOpen),
+        Some(Phase::Established) => Some(FlowState::Established),
+        Some(Phase::Closing) => Some(FlowState::Closing),
+        None => None,
     }
 }
 

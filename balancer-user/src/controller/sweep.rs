@@ -26,7 +26,7 @@ pub(super) struct Walk {
     at: Monotonic,
     /// By `BackendId`.
     census: Vec<Census>,
-    /// Flows by state, in the order of `FlowState::LIVE`: of this walk so far, and of the last whole one.
+    /// Flows by state, by `Phase`: of this walk so far, and of the last whole one.
     states: [u64; 3],
     pub(super) seen: [u64; 3],
     /// Whether it is over, and its census not yet compared.
@@ -133,8 +133,8 @@ impl Controller {
         let count = count.min(*left);
         let sweep = self.datapath.flows().sweep(*next, count, stamp(now), |entry| {
             let id = usize::from(entry.backend);
-            for (count, state) in states.iter_mut().zip(FlowState::LIVE) {
-                *count += u64::from(entry.control.state() == state);
+            if let Some(phase) = entry.control.state().phase() {
+                states[phase as usize] += 1;
             }
             if let Some(census) = census.get_mut(id) {
                 census.add(entry.control);

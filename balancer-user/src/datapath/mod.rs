@@ -19,8 +19,8 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, FlowState, MAX_PORTS, NextHop, Reason, ResponseTimes,
-    Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, flow_buckets, names,
+    AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason, ResponseTimes, Ring,
+    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, flow_buckets, names,
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -177,7 +177,7 @@ impl Datapath {
             counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
             profiles: PerCpuArray::new(data(take(&mut ebpf, names::AGE_PROFILES)?)?, sizes.services)?,
             response_times: PerCpuArray::new(data(take(&mut ebpf, names::RESPONSE_TIMES)?)?, sizes.backends)?,
-            evicted: PerCpuArray::new(data(take(&mut ebpf, names::EVICTED)?)?, FlowState::LIVE.len() as u32)?,
+            evicted: PerCpuArray::new(data(take(&mut ebpf, names::EVICTED)?)?, Phase::ALL.len() as u32)?,
             drops: PerCpuArray::new(data(take(&mut ebpf, names::DROPS)?)?, Reason::ALL.len() as u32)?,
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
@@ -384,8 +384,8 @@ impl Datapath {
         sums(&mut self.drops).context("read the refused packets' counters")
     }
 
-    /// Flows that gave way to new ones, in the order of `FlowState::LIVE`, summed over the CPUs.
-    pub fn read_evicted(&mut self) -> Result<[u64; FlowState::LIVE.len()]> {
+    /// Flows that gave way to new ones, in the order of `Phase::ALL`, summed over the CPUs.
+    pub fn read_evicted(&mut self) -> Result<[u64; Phase::ALL.len()]> {
         sums(&mut self.evicted).context("read how many flows gave way")
     }
 }
