@@ -26,9 +26,11 @@ pub struct BackendCounters {
     pub asked: u64,
     /// Exchanges ended, by an answer or with their flow, as far as the program itself saw it.
     pub answered: u64,
+    /// Flows counted as closed for a RST that turned out to be nobody's: they go on.
+    pub reopened: u64,
 }
 
-const _: () = assert!(size_of::<BackendCounters>() == 64);
+const _: () = assert!(size_of::<BackendCounters>() == 72);
 
 /// Buckets of `ResponseTimes::histogram`.
 pub const RESPONSE_BUCKETS: usize = 30;

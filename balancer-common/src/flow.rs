@@ -49,12 +49,19 @@ pub enum FlowState {
     HalfOpen = 2,
     /// TCP: the handshake is complete. UDP: the backend has answered.
     Established = 3,
-    /// TCP: FIN both ways, or a RST. A new SYN opens a new flow.
+    /// TCP: FIN both ways. A new SYN opens a new flow. Or a port that rests.
     Closing = 4,
     /// Written, but not yet a flow: another CPU may be opening the same one.
     Opening = 5,
     /// UDP: the client has sent more than one datagram, and the backend has not answered.
     OneWay = 6,
+    /// TCP: the client has sent a RST, and nothing since; so a new SYN opens a new flow. What comes from it all the same shows
+    /// that the RST was somebody else's, and that the flow goes on.
+    ClientReset = 7,
+    /// The same of the backend.
+    BackendReset = 8,
+    /// The same of both.
+    BothReset = 9,
 }
 
 /// How far a live flow is in its life, as far as it is counted and shown.
@@ -81,8 +88,15 @@ impl FlowState {
             FlowState::Free | FlowState::Busy | FlowState::Opening => None,
             FlowState::HalfOpen | FlowState::OneWay => Some(Phase::HalfOpen),
             FlowState::Established => Some(Phase::Established),
-            FlowState::Closing => Some(Phase::Closing),
+            FlowState::Closing | FlowState::ClientReset | FlowState::BackendReset | FlowState::BothReset => {
+                Some(Phase::Closing)
+            }
         }
+    }
+
+    /// Whether a flow in this state has ended: a new SYN opens another.
+    pub const fn is_closing(self) -> bool {
+        matches!(self.phase(), Some(Phase::Closing))
     }
 }
 
@@ -92,7 +106,8 @@ pub mod flags {
     pub const FIN_REQUEST: u8 = 1;
     /// The backend has sent its FIN.
     pub const FIN_REPLY: u8 = 2;
-    /// TCP: the backend has answered: with a SYN-ACK, or within a connection that the flow was opened in the middle of.
+    /// TCP: the backend has answered: with a SYN-ACK, or within a connection that the flow was opened in the middle of. After
+    /// a RST: the flow was established before.
     pub const ANSWERED: u8 = 4;
     /// The entry is that of the reply direction.
     pub const REPLY: u8 = 8;
@@ -130,6 +145,9 @@ impl Control {
             4 => FlowState::Closing,
             5 => FlowState::Opening,
             6 => FlowState::OneWay,
+            7 => FlowState::ClientReset,
+            8 => FlowState::BackendReset,
+            9 => FlowState::BothReset,
             _ => FlowState::Busy,
         }
     }

@@ -308,7 +308,8 @@ fn idle<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> u32 {
     for way in 0..WAYS as u32 {
         let index = bucket * WAYS as u32 + way;
         let Some(entry) = entry_at(memory, index) else { break };
-        let is_one_way = entry.control().state() as u8 == FlowState::OneWay as u8;
+        let control = entry.control();
+        let is_one_way = control.state() as u8 == FlowState::OneWay as u8;
         let forgiven = if is_one_way { IMPATIENT } else { PATIENT };
         let mut idle = now.wrapping_sub(entry.flow().stamp) as i32 - forgiven;
         if idle > 0
@@ -320,7 +321,7 @@ fn idle<M: FlowMemory>(memory: &M, hash: Hash, now: u32) -> u32 {
         if idle > 0 && is_one_way {
             idle |= NEVER_ANSWERED;
         }
-        if idle > longest {
+        if idle > longest && control.is_live() {
             (idlest, longest) = (index, idle);
         }
     }

@@ -24,6 +24,7 @@ pub mod parse;
 mod persist;
 pub mod process;
 mod rewrite;
+mod rounds;
 mod source;
 pub mod state;
 pub mod table;

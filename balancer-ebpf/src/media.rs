@@ -1,7 +1,7 @@
 //! Media of RTSP services: UDP flows from and to the servers' data ports, which follow their client's control connection.
 
 use balancer_common::{
-    BackendId, ClientKey, FlowKey, FlowState, Reason, ServiceId, ServiceKey, TCP, client, endpoint, flags,
+    BackendId, ClientKey, FlowKey, Reason, ServiceId, ServiceKey, TCP, client, endpoint, flags,
 };
 
 use crate::{
@@ -82,7 +82,7 @@ fn control<E: Environment>(environment: &E, service: ServiceId, address: [u8; 4]
     let flow = entry.flow();
     let is_it = remembered.stamp != 0
         && found.control.is_live()
-        && found.control.state() as u8 != FlowState::Closing as u8
+        && !found.control.state().is_closing()
         && found.control.flags() & flags::REPLY == 0
         && flow.key.protocol == TCP
         && flow.key.source == address

@@ -1,8 +1,8 @@
 //! Opening a flow: the next slot of the service's ring, and the two entries that all later packets find.
 
 use balancer_common::{
-    Backend, BackendId, Control, FlowEntry, FlowKey, FlowState, MAX_PORTS, NO_TWIN, Reason, RingWord,
-    Service, TCP, flags, option, role, selector,
+    Backend, BackendId, Control, FlowEntry, FlowKey, MAX_PORTS, NO_TWIN, Reason, RingWord, Service, TCP,
+    flags, option, role, selector,
 };
 use bytemuck::Zeroable as _;
 
@@ -187,7 +187,7 @@ pub fn is_free<E: Environment>(environment: &E, reply: &FlowKey, now: u32) -> bo
 /// Whether a flow has ended, so that another may have its place.
 #[inline(always)]
 fn is_over<E: Environment>(environment: &E, found: &Found, now: u32) -> bool {
-    found.control.state() as u8 == FlowState::Closing as u8 || table::is_expired(environment, found, now)
+    found.control.state().is_closing() || table::is_expired(environment, found, now)
 }
 
 /// Takes the next slot; whose it is.

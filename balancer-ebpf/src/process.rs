@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, FIRST_SNAT_PORT, FlowState, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
-    Traffic, age_bucket, answer as answers, endpoint, flags, role,
+    BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic,
+    age_bucket, answer as answers, endpoint, flags, role,
 };
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
@@ -329,9 +329,7 @@ pub fn check(parsed: &Parsed, hop: &NextHop) -> Result<(), Reason> {
 #[inline(always)]
 fn starts_anew<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, now: u32) -> bool {
     let is_request = found.control.flags() & flags::REPLY == 0;
-    let reopens = found.control.state() as u8 == FlowState::Closing as u8
-        && is_request
-        && parsed.tcp_flags & tcp::ALL == tcp::SYN;
+    let reopens = found.control.state().is_closing() && is_request && parsed.tcp_flags & tcp::ALL == tcp::SYN;
     reopens || table::is_expired(environment, found, now)
 }
 

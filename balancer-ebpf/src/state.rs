@@ -1,10 +1,11 @@
 //! The life of a flow: what a packet makes of its state.
 
-use balancer_common::{Control, FlowState, ServiceKey, TCP, flags};
+use balancer_common::{Control, FlowState, NO_TWIN, ServiceKey, TCP, flags};
 
 use crate::{
     Environment, Packet, packet,
     parse::{Parsed, tcp},
+    rounds::Rounds,
     table::{self, Entry, Found},
 };
 
@@ -89,42 +90,118 @@ impl Segment {
 
 /// The control word of an entry after a packet of its flow.
 ///
-/// It is applied to both entries of the flow, on any CPU: flags are only added, and the end follows from them, so
-/// both entries come to it whatever the order of the packets. An entry that has seen a stray ACK after the
-/// SYN-ACK and one that has seen it before differ until the client's next segment. A flow that closes leaves
-/// the active count (`flags::ACTIVE` goes); whoever writes that change counts it.
+/// It is applied to both entries of the flow, on any CPU: each direction adds its own flags, and takes back its own RST only,
+/// and the end follows from these, so both entries come to it whatever the order of packets of unlike directions. An entry
+/// that has seen a stray ACK after the SYN-ACK and one that has seen it before differ until the client's next segment. A
+/// flow that closes leaves the active count (`flags::ACTIVE` goes), and one that was not closed after all comes back to it;
+/// whoever writes that change counts it.
 #[inline(always)]
 pub fn after(control: Control, direction: Direction, protocol: u8, tcp_flags: u8) -> Control {
-    let mut state = control.state();
-    let mut marks = control.flags();
-    if protocol == TCP {
-        let (fin, established_by) = match direction {
-            Direction::Request => (flags::FIN_REQUEST, tcp_flags & (tcp::SYN | tcp::ACK) == tcp::ACK),
-            Direction::Reply => (flags::FIN_REPLY, false),
-        };
-        // A SYN-ACK; or of a flow that was opened in the middle of its connection, any segment that goes on with it.
-        let answers = tcp_flags & (tcp::ACK | tcp::RST) == tcp::ACK
-            && (tcp_flags & tcp::SYN != 0 || state as u8 == FlowState::HalfOpen as u8);
-        if direction == Direction::Reply && answers {
-            marks |= flags::ANSWERED;
-        }
-        if tcp_flags & tcp::FIN != 0 {
-            marks |= fin;
-        }
-        const BOTH: u8 = flags::FIN_REQUEST | flags::FIN_REPLY;
-        if tcp_flags & tcp::RST != 0 || marks & BOTH == BOTH {
-            state = FlowState::Closing;
-            marks &= !(flags::ACTIVE | flags::AWAITING);
-        } else if state as u8 == FlowState::HalfOpen as u8 && established_by && marks & flags::ANSWERED != 0 {
-            state = FlowState::Established;
-        }
-    } else if matches!(state, FlowState::HalfOpen | FlowState::OneWay) {
-        state = match direction {
-            Direction::Request => FlowState::OneWay,
-            Direction::Reply => FlowState::Established,
-        };
-    }
+    after_with(control, direction, protocol, tcp_flags, 0)
+}
+
+/// The same, where these RSTs (`BY_CLIENT`, `BY_BACKEND`) are known to be taken back.
+#[inline(always)]
+fn after_with(
+    control: Control,
+    direction: Direction,
+    protocol: u8,
+    tcp_flags: u8,
+    taken_back: u8,
+) -> Control {
+    let (state, marks) = if protocol == TCP {
+        after_segment(control, direction, tcp_flags, taken_back)
+    } else {
+        (after_datagram(control.state(), direction), control.flags())
+    };
     Control::new(state, marks, control.sequence())
+}
+
+#[inline(always)]
+const fn after_datagram(state: FlowState, direction: Direction) -> FlowState {
+    match (state, direction) {
+        (FlowState::HalfOpen, Direction::Request) => FlowState::OneWay,
+        (FlowState::HalfOpen | FlowState::OneWay, Direction::Reply) => FlowState::Established,
+        _ => state,
+    }
+}
+
+#[inline(always)]
+const fn after_segment(
+    control: Control,
+    direction: Direction,
+    tcp_flags: u8,
+    taken_back: u8,
+) -> (FlowState, u8) {
+    const BOTH: u8 = flags::FIN_REQUEST | flags::FIN_REPLY;
+    let before = control.state();
+    let mut marks = control.flags();
+    let is_reply = matches!(direction, Direction::Reply);
+    let goes_on = tcp_flags & (tcp::ACK | tcp::RST) == tcp::ACK;
+    let is_syn = tcp_flags & tcp::SYN != 0;
+    if tcp_flags & tcp::FIN != 0 {
+        marks |= if is_reply { flags::FIN_REPLY } else { flags::FIN_REQUEST };
+    }
+    let mut resets = resets(before) & !taken_back;
+    let own = by(direction);
+    if tcp_flags & tcp::RST != 0 {
+        resets |= own;
+        // So that it tells afterwards whether the flow was established.
+        if matches!(before, FlowState::HalfOpen) {
+            marks &= !flags::ANSWERED;
+        }
+    } else if goes_on && !is_syn {
+        // Who has reset a connection sends nothing more of it.
+        resets &= !own;
+    }
+    let state = if marks & BOTH == BOTH || matches!(before, FlowState::Closing) {
+        FlowState::Closing
+    } else if resets != 0 {
+        match resets {
+            BY_CLIENT => FlowState::ClientReset,
+            BY_BACKEND => FlowState::BackendReset,
+            _ => FlowState::BothReset,
+        }
+    } else if matches!(before, FlowState::Established)
+        || marks & flags::ANSWERED != 0 && (before.is_closing() || (!is_reply && goes_on && !is_syn))
+    {
+        FlowState::Established
+    } else {
+        FlowState::HalfOpen
+    };
+    // A SYN-ACK; or of a flow that was opened in the middle of its connection, any segment that goes on with it.
+    if is_reply && goes_on && matches!(state, FlowState::HalfOpen) {
+        marks |= flags::ANSWERED;
+    }
+    if state.is_closing() {
+        marks &= !(flags::ACTIVE | flags::AWAITING);
+    } else if before.is_closing() && marks & flags::REPLY == 0 {
+        marks |= flags::ACTIVE;
+    }
+    (state, marks)
+}
+
+const BY_CLIENT: u8 = 1;
+const BY_BACKEND: u8 = 2;
+
+/// Who sends in this direction.
+#[inline(always)]
+const fn by(direction: Direction) -> u8 {
+    match direction {
+        Direction::Request => BY_CLIENT,
+        Direction::Reply => BY_BACKEND,
+    }
+}
+
+/// Who has sent a RST, and nothing since.
+#[inline(always)]
+const fn resets(state: FlowState) -> u8 {
+    match state {
+        FlowState::ClientReset => BY_CLIENT,
+        FlowState::BackendReset => BY_BACKEND,
+        FlowState::BothReset => BY_CLIENT | BY_BACKEND,
+        _ => 0,
+    }
 }
 
 /// Whether [`after`] can change anything, and is to: what the hot path asks first. The datagram that opened a flow is no
@@ -137,63 +214,110 @@ pub fn may_change(control: Control, direction: Direction, tcp_flags: u8, is_firs
         || (control.state() as u8 == FlowState::HalfOpen as u8
             && (is_reply || tcp_flags & tcp::ACK != 0 || (is_datagram && !is_first)))
         || (control.state() as u8 == FlowState::OneWay as u8 && is_reply)
+        || control.state() as u8 >= FlowState::ClientReset as u8
 }
 
 /// Moves both entries of a flow to the state that a packet of entry `index` brings about, whose control word was `control`.
+///
+/// What a direction has reset and taken back is known first in the entry of its own packets. The other entry may have been
+/// told of both by two CPUs, and in the wrong order, so it follows.
 #[inline(always)]
 pub fn advance<E: Environment>(environment: &E, index: u32, control: Control, segment: Segment) {
     let Some(entry) = table::entry_at(environment, index) else { return };
-    let twin = entry.flow().twin;
-    advance_entry(environment, entry, index, control.sequence(), segment);
-    if let Some((entry, sequence)) = table::twin(environment, &Found { entry, index, control }) {
-        advance_entry(environment, entry, twin, sequence, segment);
+    let (mut other_index, mut other_sequence, mut taken_back) = (NO_TWIN, 0, 0);
+    if let Some((other, sequence)) = table::twin(environment, &Found { entry, index, control }) {
+        (other_index, other_sequence) = (entry.flow().twin, sequence);
+        taken_back = !(resets(other.control().state()) | by(segment.direction));
+    }
+    let (mut index, mut sequence) = (index, control.sequence());
+    for () in Rounds::new(2) {
+        let Some(entry) = table::entry_at(environment, index) else { return };
+        advance_entry(environment, (entry, index), sequence, segment, taken_back);
+        (index, sequence, taken_back) = (other_index, other_sequence, 0);
     }
 }
 
 #[inline(always)]
-fn advance_entry<E: Environment>(environment: &E, entry: Entry, index: u32, sequence: u16, segment: Segment) {
-    for _ in 0..table::TRIES {
+fn advance_entry<E: Environment>(
+    environment: &E,
+    (entry, index): (Entry, u32),
+    sequence: u16,
+    segment: Segment,
+    taken_back: u8,
+) {
+    for () in Rounds::new(table::TRIES) {
         let before = entry.control();
         if !before.is_live() || before.sequence() != sequence {
             return;
         }
-        let after = after(before, segment.direction, segment.protocol, segment.tcp_flags);
+        let after = after_with(before, segment.direction, segment.protocol, segment.tcp_flags, taken_back);
         if after == before {
             return;
         }
         if entry.exchange(before, after) {
-            settle(environment, entry, index, before, after);
+            table::count_change(environment, entry.flow().backend, before, after);
+            if before.state() as u8 != after.state() as u8 {
+                settle(environment, entry, index, after);
+            }
             return;
         }
     }
 }
 
-/// Whether a flow in this state gives way to a new one only when it has been idle.
-#[inline(always)]
-const fn is_protected(state: FlowState) -> bool {
-    matches!(state, FlowState::Established | FlowState::OneWay)
+/// What goes with a state: which of three timeouts (half open, idle, closing), and whether a flow gives way to a new one
+/// only when it has been idle.
+const fn company(state: FlowState) -> (u64, bool) {
+    match state {
+        FlowState::Free | FlowState::Busy | FlowState::Opening | FlowState::HalfOpen => (0, false),
+        FlowState::Established | FlowState::OneWay => (1, true),
+        FlowState::Closing | FlowState::ClientReset | FlowState::BackendReset | FlowState::BothReset => {
+            (2, false)
+        }
+    }
 }
 
-/// What follows from a change of state: the active count, the protection, and the timeout.
-#[inline(always)]
-fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, before: Control, after: Control) {
-    let flow = entry.flow();
-    table::count_ended(environment, flow.backend, before, after);
-    if before.state() as u8 == after.state() as u8 {
-        return;
+/// The same for all states, 4 bits each, the timeout in the lower three: no branch that the verifier would have to follow.
+const COMPANIES: u64 = {
+    let mut companies = 0;
+    let mut number = 0;
+    while number < 16 {
+        let (timeout, is_protected) = company(Control(number).state());
+        companies |= (timeout | (is_protected as u64) << 3) << (number * 4);
+        number += 1;
     }
-    table::protect(environment, index, is_protected(after.state()));
-    let is_request = after.flags() & flags::REPLY == 0;
+    companies
+};
+
+/// Gives an entry the protection and the timeout of its state. Another CPU may change that meanwhile, and be done with it
+/// before this one: so until it stays as it is.
+#[inline(always)]
+fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, control: Control) {
+    let flow = entry.flow();
+    let is_request = control.flags() & flags::REPLY == 0;
     let (address, port) = if is_request {
         (flow.key.destination, flow.key.destination_port)
     } else {
         (flow.new_source, flow.new_source_port)
     };
     let key = ServiceKey { address, port, protocol: flow.key.protocol, reserved: 0 };
-    let Some(service) = environment.service(&key) else { return };
-    let timeout = match after.state() {
-        FlowState::Closing => service.closing_timeout,
-        _ => service.idle_timeout,
-    };
-    entry.set_timeout(timeout);
+    // Without the service, which is no more, things stay as they are.
+    let mut timeouts = u64::from(flow.timeout) * 0x1_0001_0001;
+    if let Some(service) = environment.service(&key) {
+        timeouts = u64::from(service.half_open_timeout)
+            | u64::from(service.idle_timeout) << 16
+            | u64::from(service.closing_timeout) << 32;
+    }
+    let mut now = control;
+    for () in Rounds::new(table::TRIES) {
+        let company = COMPANIES >> (u64::from(now.0 & 15) * 4);
+        table::protect(environment, index, company & 8 != 0);
+        if entry.control().sequence() == control.sequence() {
+            entry.set_timeout((timeouts >> ((company & 3) * 16)) as u16);
+        }
+        let before = now;
+        now = entry.control();
+        if now.0 as u8 == before.0 as u8 {
+            return;
+        }
+    }
 }

@@ -13,7 +13,7 @@ use core::{
 
 use balancer_common::{BackendId, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, WAYS, flags};
 
-use crate::{Environment, FlowMemory, atomic};
+use crate::{Environment, FlowMemory, atomic, rounds::Rounds};
 
 /// How often a change of a control word is tried: it is changed by at most the packets of its flow that are under way at
 /// once.
@@ -72,7 +72,7 @@ impl Entry {
     /// Adds and takes flags of the flow whose sequence number is `sequence`; says whether they were not so before.
     #[inline(always)]
     pub fn mark(self, sequence: u16, add: u8, take: u8) -> bool {
-        for _ in 0..TRIES {
+        for () in Rounds::new(TRIES) {
             let before = self.control();
             if !before.is_live() || before.sequence() != sequence {
                 return false;
@@ -430,10 +430,16 @@ const fn ended(before: Control, after: Control) -> u8 {
     before.flags() & !after.flags() & (flags::ACTIVE | flags::AWAITING)
 }
 
-/// Counts what ends when a flow's entry goes from one control word to another.
+/// Counts what ends, or comes back, when a flow's entry goes from one control word to another.
 #[inline(always)]
-pub fn count_ended<E: Environment>(environment: &E, backend: BackendId, before: Control, after: Control) {
+pub fn count_change<E: Environment>(environment: &E, backend: BackendId, before: Control, after: Control) {
     count(environment, backend, ended(before, after));
+    if after.flags() & !before.flags() & flags::ACTIVE != 0
+        && let Some(counters) = environment.counters(backend)
+    {
+        // SAFETY: counters are valid, aligned, and this CPU's own.
+        unsafe { (*counters).reopened = (*counters).reopened.wrapping_add(1) };
+    }
 }
 
 #[inline(always)]

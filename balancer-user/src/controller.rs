@@ -274,6 +274,7 @@ impl Controller {
                 counted.closed += difference(old.closed, new.closed);
                 counted.asked += difference(old.asked, new.asked);
                 counted.answered += difference(old.answered, new.answered);
+                counted.reopened += difference(old.reopened, new.reopened);
                 *old = *new;
             }
             observation.opened = counted.opened;

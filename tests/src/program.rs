@@ -185,6 +185,7 @@ impl Program {
             closed: sum.closed + cpu.closed,
             asked: sum.asked + cpu.asked,
             answered: sum.answered + cpu.answered,
+            reopened: sum.reopened + cpu.reopened,
         };
         Ok(values.chunks(cpus).map(|per_cpu| per_cpu.iter().fold(BackendCounters::default(), add)).collect())
     }

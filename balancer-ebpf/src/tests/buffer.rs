@@ -341,8 +341,9 @@ impl Kernel {
     /// Asserts that the flows that count as active are those opened and not closed.
     #[track_caller]
     pub fn assert_active_is_exact(&self) {
-        let balance = self.total(|counters| counters.opened) - self.total(|counters| counters.closed);
-        assert_eq!(balance, self.memory.active(), "opened - closed = active flows");
+        let balance = self.total(|counters| counters.opened + counters.reopened)
+            - self.total(|counters| counters.closed);
+        assert_eq!(balance, self.memory.active(), "opened + reopened - closed = active flows");
     }
 }
 

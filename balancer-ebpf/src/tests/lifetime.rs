@@ -2,11 +2,11 @@
 
 use std::vec;
 
-use balancer_common::Reason;
+use balancer_common::{FlowState::Established, Reason};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, RST, SYN},
+    frame::{ACK, PSH, RST, SYN},
 };
 use crate::Verdict;
 
@@ -47,7 +47,7 @@ const LIVES: [Life; 5] = [
         what: "closing after a reset",
         packets: &[(true, SYN), (false, RST | ACK)],
         request: ACK,
-        reply: ACK,
+        reply: RST,
         timeout: Bed::TCP_SERVICE.closing_timeout,
     },
     Life {
@@ -148,11 +148,18 @@ fn a_stamp_from_just_after_now_is_fresh() {
 fn a_syn_on_a_closed_flow_takes_the_next_slot() {
     type Close = fn(&Bed);
     let closings: [(&str, Close); 4] = [
-        ("a reset by the client", |bed| assert_eq!(bed.request(&to_vip(RST)), 0)),
-        ("a reset by the backend", |bed| bed.reply(&to_client(0, RST | ACK), VIP)),
+        ("a reset by the client", |bed| {
+            bed.request(&to_vip(RST));
+            bed.reply(&to_client(0, ACK), VIP);
+        }),
+        ("a reset by the backend", |bed| {
+            bed.reply(&to_client(0, RST | ACK), VIP);
+            bed.request(&to_vip(ACK));
+        }),
         ("FINs, the client first", |bed| {
             bed.request(&to_vip(FIN_ACK));
             bed.reply(&to_client(0, FIN_ACK), VIP);
+            bed.request(&to_vip(ACK));
         }),
         ("FINs, the backend first", |bed| {
             bed.reply(&to_client(0, FIN_ACK), VIP);
@@ -164,8 +171,7 @@ fn a_syn_on_a_closed_flow_takes_the_next_slot() {
         bed.establish(CLIENT);
         assert_eq!(bed.request(&to_vip(SYN)), 0, "{what}: a live flow keeps its backend");
         close(&bed);
-        // What is no SYN stays with the old flow.
-        assert_eq!(bed.request(&to_vip(ACK)), 0, "{what}");
+        // What is no SYN stayed with the old flow.
         assert_eq!(bed.flows(), (1, 1), "{what}");
         assert_eq!(bed.request(&to_vip(SYN)), 1, "{what}");
         assert_eq!(bed.flows(), (2, 1), "{what}");
@@ -178,5 +184,47 @@ fn a_syn_on_a_closed_flow_takes_the_next_slot() {
         assert_eq!(bed.request(&to_vip(SYN)), 1, "{what}");
         bed.kernel.assert_active_is_exact();
         bed.kernel.memory.assert_consistent();
+    }
+}
+
+/// A RST that somebody else has sent in the name of an end ends nothing for long: that end goes on.
+#[test]
+fn a_forged_reset_does_not_end_a_flow() {
+    type Send = fn(&Bed, u8);
+    let by_client: Send = |bed, flags| assert_eq!(bed.request(&to_vip(flags)), 0);
+    let by_backend: Send = |bed, flags| bed.reply(&to_client(0, flags), VIP);
+    for (who, other) in [(by_client, by_backend), (by_backend, by_client)] {
+        let bed = Bed::new(2);
+        bed.establish(CLIENT);
+        let counts = |bed: &Bed| {
+            bed.kernel.assert_active_is_exact();
+            (bed.flows(), bed.kernel.total(|counters| counters.reopened), bed.kernel.memory.active())
+        };
+        who(&bed, RST);
+        // What the other end had under way says nothing.
+        other(&bed, ACK);
+        other(&bed, PSH | ACK);
+        assert_eq!(counts(&bed), ((1, 1), 0, 0));
+        who(&bed, ACK);
+        assert_eq!(counts(&bed), ((1, 1), 1, 1), "counted again");
+        who(&bed, ACK);
+        other(&bed, ACK);
+        assert_eq!(counts(&bed), ((1, 1), 1, 1), "and once");
+        assert_eq!(bed.request(&to_vip(SYN)), 0, "a live flow keeps its backend");
+        for (index, entry) in bed.kernel.memory.live() {
+            assert_eq!((entry.control.state(), entry.timeout), (Established, Bed::TCP_SERVICE.idle_timeout));
+            assert!(bed.kernel.memory.is_protected(index));
+        }
+        // Its own ends it, and each of the two.
+        who(&bed, RST);
+        other(&bed, RST);
+        who(&bed, ACK);
+        assert_eq!(counts(&bed), ((1, 2), 1, 0));
+        other(&bed, ACK);
+        assert_eq!(counts(&bed), ((1, 2), 2, 1));
+        who(&bed, FIN_ACK);
+        other(&bed, FIN_ACK);
+        who(&bed, ACK);
+        assert_eq!(counts(&bed), ((1, 3), 2, 0), "two FINs are final");
     }
 }

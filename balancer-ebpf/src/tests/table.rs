@@ -17,8 +17,8 @@ use super::{
 use crate::{
     enter::{Entered, announce, enter, reserve, withdraw},
     table::{
-        Found, count_ended, count_lanes, find, hash, is_expired, is_unchanged, lowest_lane, protect, release,
-        zero_lanes,
+        Found, count_change, count_lanes, find, hash, is_expired, is_unchanged, lowest_lane, protect,
+        release, zero_lanes,
     },
 };
 
@@ -302,7 +302,8 @@ impl Model {
         let memory = &kernel.memory;
         let hash = hash(kernel, key);
         let places = hash.buckets.map(|bucket| bucket * 8..bucket * 8 + 8);
-        let idle_places = Vec::from_iter(places[(hash.lot & 1) as usize].clone());
+        let idle_places = places[(hash.lot & 1) as usize].clone().filter(|index| *index != other);
+        let idle_places = Vec::from_iter(idle_places);
         let places = Vec::from_iter(places.into_iter().flatten());
         let is_full = places.iter().all(|index| memory.entry(*index).control.state() != FlowState::Free);
         let has_unprotected = places.iter().any(|index| !self.protected.contains(index) && *index != other);
@@ -399,6 +400,6 @@ proptest! {
 #[test]
 fn a_backend_that_does_not_exist_is_not_counted() {
     let kernel = Kernel::new(Memory::new(1, SEED), 1);
-    count_ended(&kernel, 1, Control::new(FlowState::HalfOpen, flags::ACTIVE, 0), Control::default());
+    count_change(&kernel, 1, Control::new(FlowState::HalfOpen, flags::ACTIVE, 0), Control::default());
     assert_eq!(kernel.counted(0).closed, 0);
 }

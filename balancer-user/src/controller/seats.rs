@@ -120,7 +120,7 @@ impl LiveBackend {
     pub(super) const fn count(&mut self, traffic: Traffic, counted: &BackendCounters) {
         self.traffic.packets = self.traffic.packets.wrapping_add(traffic.packets);
         self.traffic.bytes = self.traffic.bytes.wrapping_add(traffic.bytes);
-        self.opened += counted.opened;
+        self.opened += counted.opened + counted.reopened;
         self.closed += counted.closed;
         self.asked += counted.asked;
         self.answered += counted.answered;

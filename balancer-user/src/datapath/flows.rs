@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, ops::Range, sync::atomic::Ordering};
 
-use balancer_common::{BackendId, Bucket, FlowEntry, FlowState, WAYS, flags};
+use balancer_common::{BackendId, Bucket, FlowEntry, WAYS, flags};
 use balancer_ebpf::{
     FlowMemory,
     table::{self, Found},
@@ -91,9 +91,7 @@ impl FlowTable {
             return;
         }
         let rests_from = match twin {
-            Some(twin) if twin.control().state() == FlowState::Closing => {
-                later(entry.stamp, twin.flow().stamp)
-            }
+            Some(twin) if twin.control().state().is_closing() => later(entry.stamp, twin.flow().stamp),
             _ => now,
         };
         end(self, found, rests_from, ended);
@@ -190,7 +188,7 @@ const fn later(a: u32, b: u32) -> u32 {
 mod tests {
     use std::os::fd::AsFd as _;
 
-    use balancer_common::{Control, NO_TWIN, PORT_REST};
+    use balancer_common::{Control, FlowState, NO_TWIN, PORT_REST};
     use bytemuck::{Pod, Zeroable as _};
 
     use super::*;
