@@ -205,8 +205,9 @@ pub struct FlowEntry {
     pub stamp: u32,
     /// State, flags and sequence.
     pub control: Control,
-    /// What is known of the exchange. Requests, while `AWAITING`: the sequence number that the answer starts with, at
-    /// least; else the one that the next request starts with, at least. Replies, while `AWAITING`: when the request
+    /// Numbers to compare with. Requests: while `AWAITING`, the sequence number that the answer starts with, at least; else
+    /// the one that the next request starts with, at least (where the service wants exchanges followed). Replies: in
+    /// `HalfOpen`, what the client must acknowledge of the SYN-ACK, 0 before there was one; while `AWAITING`, when the request
     /// came, in units of 2^`EXCHANGE_SHIFT` ns.
     pub exchange: u32,
 }

@@ -110,8 +110,8 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`state::advance`].
     #[inline(always)]
-    fn advance(&self, index: u32, control: Control, segment: Segment) {
-        state::advance(self, index, control, segment);
+    fn advance<P: Packet>(&self, packet: &P, index: u32, control: Control, segment: Segment) {
+        state::advance(packet, self, index, control, segment);
     }
     /// [`exchange::follow`].
     #[inline(always)]

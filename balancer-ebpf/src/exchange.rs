@@ -5,7 +5,7 @@
 //! numbers tell. Both entries of a flow carry the mark; a request is counted by whoever sets it in the request's entry, an
 //! answer by whoever takes it from the reply's.
 
-use balancer_common::{BackendId, Control, ResponseTimes, TCP, flags, response_bucket};
+use balancer_common::{BackendId, Control, FlowState, ResponseTimes, TCP, flags, response_bucket};
 
 use crate::{
     Environment, Packet,
@@ -44,6 +44,10 @@ pub fn follow<P: Packet, E: Environment>(
 ) {
     let Some(entry) = table::entry_at(environment, index) else { return };
     let Some((twin, sequence)) = table::twin(environment, &Found { entry, index, control }) else { return };
+    // During the handshake, the same words are for its numbers.
+    if segment.protocol == TCP && entry.control().state() as u8 == FlowState::HalfOpen as u8 {
+        return;
+    }
     let request = match segment.direction {
         Direction::Request => entry,
         Direction::Reply => twin,

@@ -381,8 +381,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn advance(&self, index: u32, control: Control, segment: Segment) {
-        flow_advance(index, control.0, segment.to_number());
+    fn advance<P: Packet>(&self, _packet: &P, index: u32, control: Control, segment: Segment) {
+        flow_advance(self.0.ctx, index, control.0, segment.to_number());
     }
 
     #[inline(always)]
@@ -488,8 +488,9 @@ extern "C" fn flow_end(index: u32, control: u32, now: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_advance(index: u32, control: u32, segment: u64) -> u32 {
-    state::advance(&Kernel(&NO_PACKET), index, Control(control), Segment::from_number(segment));
+extern "C" fn flow_advance(context: *mut xdp_md, index: u32, control: u32, segment: u64) -> u32 {
+    let (context, segment) = (XdpContext::new(context), Segment::from_number(segment));
+    state::advance(&Frame(&context), &Kernel(&context), index, Control(control), segment);
     0
 }
 

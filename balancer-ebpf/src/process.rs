@@ -284,7 +284,7 @@ fn carry<P: Packet, E: Environment>(
         found.entry.set_stamp(now);
     }
     if state::may_change(found.control, direction, parsed.tcp_flags, is_first) {
-        environment.advance(found.index, found.control, Segment::new(parsed, direction));
+        environment.advance(packet, found.index, found.control, Segment::new(parsed, direction));
     }
     if exchange::may_change(found.control, direction, parsed.payload) {
         environment.follow(packet, found.index, found.control, Segment::new(parsed, direction));

@@ -222,10 +222,22 @@ pub fn may_change(control: Control, direction: Direction, tcp_flags: u8, is_firs
 /// What a direction has reset and taken back is known first in the entry of its own packets. The other entry may have been
 /// told of both by two CPUs, and in the wrong order, so it follows.
 #[inline(always)]
-pub fn advance<E: Environment>(environment: &E, index: u32, control: Control, segment: Segment) {
+pub fn advance<P: Packet, E: Environment>(
+    packet: &P,
+    environment: &E,
+    index: u32,
+    control: Control,
+    segment: Segment,
+) {
     let Some(entry) = table::entry_at(environment, index) else { return };
     let (mut other_index, mut other_sequence, mut taken_back) = (NO_TWIN, 0, 0);
     if let Some((other, sequence)) = table::twin(environment, &Found { entry, index, control }) {
+        if control.state() as u8 == FlowState::HalfOpen as u8
+            && segment.protocol == TCP
+            && !shakes_hands(packet, entry, other, segment)
+        {
+            return;
+        }
         (other_index, other_sequence) = (entry.flow().twin, sequence);
         taken_back = !(resets(other.control().state()) | by(segment.direction));
     }
@@ -236,6 +248,30 @@ pub fn advance<E: Environment>(environment: &E, index: u32, control: Control, se
         (index, sequence, taken_back) = (other_index, other_sequence, 0);
     }
 }
+
+/// Notes what a SYN-ACK asks the client to acknowledge, or says whether the client does: who only claims to be there can't
+/// know it. Without a SYN-ACK there is nothing to be known.
+#[inline(always)]
+fn shakes_hands<P: Packet>(packet: &P, entry: Entry, other: Entry, segment: Segment) -> bool {
+    let (sequence, acknowledged) = segment.numbers(packet);
+    match (segment.direction, segment.tcp_flags & (tcp::SYN | tcp::ACK | tcp::RST)) {
+        (Direction::Reply, SYN_ACK) => {
+            // Never 0, which stands for none: one less in that case.
+            entry.set_exchange(sequence.saturating_add(1));
+            true
+        }
+        (Direction::Request, tcp::ACK) => {
+            let expected = other.flow().exchange;
+            expected == 0 || acknowledged.wrapping_sub(expected) < SENT_EARLY
+        }
+        _ => true,
+    }
+}
+
+const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
+
+/// How many bytes a backend may have sent before the handshake is complete, at most (RFC 7413).
+const SENT_EARLY: u32 = 1 << 16;
 
 #[inline(always)]
 fn advance_entry<E: Environment>(

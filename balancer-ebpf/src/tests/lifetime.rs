@@ -6,7 +6,7 @@ use balancer_common::{FlowState::Established, Reason};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, PSH, RST, SYN},
+    frame::{ACK, Frame, PSH, RST, SYN},
 };
 use crate::Verdict;
 
@@ -226,5 +226,44 @@ fn a_forged_reset_does_not_end_a_flow() {
         other(&bed, FIN_ACK);
         who(&bed, ACK);
         assert_eq!(counts(&bed), ((1, 3), 2, 0), "two FINs are final");
+    }
+}
+
+/// Only who has received the SYN-ACK completes the handshake: others don't know its number.
+#[test]
+fn a_handshake_is_completed_by_who_has_seen_the_answer() {
+    for first in [500, 0, u32::MAX - 1, u32::MAX, 1 << 31] {
+        let bed = Bed::new(1);
+        let is_established = |bed: &Bed| {
+            let states = bed.kernel.memory.live().map(|(index, entry)| {
+                let is_it = entry.control.state() == Established;
+                assert_eq!(bed.kernel.memory.is_protected(index), is_it);
+                is_it
+            });
+            states.fold(None, |all, one| Some(one && all != Some(false))).unwrap()
+        };
+        let from_client = |flags, acknowledged| {
+            bed.request(&Frame { sequence: [100, acknowledged], ..to_vip(flags) });
+        };
+        from_client(SYN, 0);
+        from_client(ACK, first.wrapping_add(1));
+        assert!(!is_established(&bed), "{first}: before there was an answer");
+        for sequence in [first.wrapping_add(1_000_000), first] {
+            // The last one counts: the backend may have made another.
+            bed.reply(&Frame { sequence: [sequence, 101], ..to_client(0, SYN_ACK) }, VIP);
+        }
+        for wrong in [first.wrapping_sub(1), first.wrapping_add(1 << 16).wrapping_add(1), first ^ (1 << 31)] {
+            from_client(ACK, wrong);
+            from_client(ACK | PSH, wrong);
+            from_client(FIN_ACK, wrong);
+            assert!(!is_established(&bed), "{first}: {wrong} is not what was sent");
+        }
+        from_client(ACK, first.wrapping_add(1));
+        assert!(is_established(&bed), "{first}");
+        // From here on, numbers are the ends' business.
+        from_client(ACK, 7);
+        bed.reply(&to_client(0, FIN_ACK), VIP);
+        from_client(FIN_ACK, 7);
+        assert_eq!(bed.flows(), (1, 1));
     }
 }
