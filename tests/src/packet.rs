@@ -118,8 +118,8 @@ impl Segment {
     /// The acknowledgement number counts.
     pub const ACK: u8 = 0x10;
 
-    /// A segment with these flags and numbers of zero.
+    /// A segment with these flags, numbered 0, that acknowledges its peer's SYN of that number.
     pub fn flags(flags: u8) -> Self {
-        Self { flags, sequence: 0, acknowledgement: 0 }
+        Self { flags, sequence: 0, acknowledgement: 1 }
     }
 }

@@ -90,7 +90,7 @@ fn a_flood_of_syns_takes_nothing_from_those_who_are_connected() {
             Echo::tcp(netns, SocketAddrV4::new(backend_address(number), BACKEND_PORT)).unwrap()
         })
         .collect();
-    let daemon = "max-flows = 131072\nhalf-open-timeout = \"5s\"";
+    let daemon = "max-flows = 65536\nhalf-open-timeout = \"5s\"";
     let service = Service::new("tcp", "least-request", &[1, 1]);
     let balancer = Balancer::start(&bench.balancer, &config::text(daemon, &[service])).unwrap();
     status::wait_until_up(&balancer).unwrap();
