@@ -6,6 +6,8 @@
 
 pub mod capture;
 pub mod config;
+pub mod connection;
+pub mod cpu;
 pub mod echo;
 pub mod netns;
 pub mod nginx;

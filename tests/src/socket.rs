@@ -61,6 +61,12 @@ impl FrameSocket {
         self.set_option(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes).context("enlarge a receive buffer")
     }
 
+    /// Sends past the queueing discipline from now on, each CPU by a queue of its own as far as the device has as many.
+    pub fn send_by_cpu(&self) -> Result<()> {
+        self.set_option(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)
+            .context("ask for a queue for each CPU")
+    }
+
     /// How many frames were lost, since this was last asked, because the receive buffer was full.
     pub fn lost(&self) -> Result<u32> {
         let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };

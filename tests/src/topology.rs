@@ -52,11 +52,13 @@ pub struct Plan {
     pub forwarding: bool,
     /// Whether the devices have IPv6 addresses.
     pub ipv6: bool,
+    /// How many queues the balancer's devices have in each direction.
+    pub queues: u8,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { backends: 3, mtu: 1500, forwarding: false, ipv6: false }
+        Self { backends: 3, mtu: 1500, forwarding: false, ipv6: false, queues: 1 }
     }
 }
 
@@ -101,16 +103,18 @@ impl Topology {
             balancer.set_sysctl("net/ipv4/ip_forward", "1")?;
         }
 
-        veth::pair(
+        veth::pair_with_queues(
             End { netns: &client, device: "c0", mac: Some(mac(CLIENT)) },
             End { netns: &balancer, device: "lc", mac: Some(mac(BALANCER_CLIENT_SIDE)) },
             plan.mtu,
+            plan.queues,
         )?;
         switch.ip(&format!("link add br0 mtu {} type bridge stp_state 0 mcast_snooping 0", plan.mtu))?;
-        veth::pair(
+        veth::pair_with_queues(
             End { netns: &switch, device: "lkp", mac: None },
             End { netns: &balancer, device: "lk", mac: Some(mac(BALANCER_BACKEND_SIDE)) },
             plan.mtu,
+            plan.queues,
         )?;
         let mut ports = String::from("link set br0 up\nlink set lkp master br0\n");
         let mut backends = Vec::new();

@@ -23,11 +23,16 @@ pub struct End<'a> {
 
 /// Makes a pair, both ends up, each with one queue in each direction (native XDP needs the ends to agree).
 pub fn pair(a: End<'_>, b: End<'_>, mtu: u32) -> Result<()> {
+    pair_with_queues(a, b, mtu, 1)
+}
+
+/// The same with so many queues in each direction: as many CPUs can receive at once.
+pub fn pair_with_queues(a: End<'_>, b: End<'_>, mtu: u32, queues: u8) -> Result<()> {
     let words = |end: End<'_>| {
         let address = end.mac.map(|mac| format!("address {} ", mac_text(mac))).unwrap_or_default();
         let netns = end.netns.path();
         let (device, netns) = (end.device, netns.display());
-        format!("name {device} {address}mtu {mtu} numtxqueues 1 numrxqueues 1 netns {netns}")
+        format!("name {device} {address}mtu {mtu} numtxqueues {queues} numrxqueues {queues} netns {netns}")
     };
     a.netns
         .ip(&format!("link add {} type veth peer {}", words(a), words(b)))

@@ -6,8 +6,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
-    os::fd::{AsRawFd as _, OwnedFd},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::Duration,
 };
@@ -17,6 +16,7 @@ use balancer_tests::{
     Balancer, Capture, Netns, Plan, Topology,
     capture::{Packet, total},
     config::{self, BACKEND_PORT, Service, VIP_PORT},
+    connection::connect_from,
     echo::Echo,
     eventually,
     nginx::Nginx,
@@ -27,9 +27,6 @@ use balancer_tests::{
     status,
     topology::{BALANCER_BACKEND_SIDE, CLIENT, VIP, backend_address, mac},
     veth::{self, End},
-};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt::ReuseAddr,
 };
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -247,20 +244,6 @@ fn a_client_behind_a_gateway_keeps_its_address() {
     }
 }
 
-/// A connection from a port that others may use too.
-fn connect_from(netns: &Netns, from: SocketAddrV4, to: SocketAddrV4) -> TcpStream {
-    let opened = netns.run(|| {
-        let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-        setsockopt(&socket, ReuseAddr, &true)?;
-        bind(socket.as_raw_fd(), &SockaddrIn::from(from))?;
-        connect(socket.as_raw_fd(), &SockaddrIn::from(to))?;
-        Ok(TcpStream::from(socket))
-    });
-    let stream = opened.unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    stream
-}
-
 /// Two services, each at an address of its own, that one backend serves.
 fn two_services(protocol: &'static str, more: &'static str) -> [Service; 2] {
     [VIP, VIP2].map(|vip| Service {
@@ -283,7 +266,7 @@ fn one_client_port_reaches_one_backend_through_two_services_at_once() {
     let wire = Wire::watch(&bench);
     let from = SocketAddrV4::new(CLIENT, 40_500);
     let mut streams =
-        [VIP, VIP2].map(|vip| connect_from(&bench.client, from, SocketAddrV4::new(vip, VIP_PORT)));
+        [VIP, VIP2].map(|vip| connect_from(&bench.client, from, SocketAddrV4::new(vip, VIP_PORT)).unwrap().0);
     for round in 0..5 {
         // Both have sent before either is read.
         for (number, stream) in streams.iter_mut().enumerate() {

@@ -14,15 +14,11 @@ use std::{
 use balancer_tests::{
     Balancer, Netns, Plan, Topology,
     config::{self, BACKEND_PORT, Service, VIP_PORT},
-    eventually,
+    cpu, eventually,
     packet::{self, Path},
     socket::FrameSocket,
     status,
     topology::{BALANCER_CLIENT_SIDE, CLIENT, VIP, backend_address, mac},
-};
-use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -50,16 +46,6 @@ fn frames(sender: u16) -> Vec<Vec<u8>> {
 
 fn sum(figures: Vec<u64>) -> u64 {
     figures.iter().sum()
-}
-
-/// Keeps the calling thread on the `number`th of the CPUs that it may use.
-fn pin(number: usize) {
-    let own = Pid::from_raw(0);
-    let allowed = sched_getaffinity(own).unwrap();
-    let usable: Vec<usize> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap()).collect();
-    let mut one = CpuSet::new();
-    one.set(usable[number % usable.len()]).unwrap();
-    sched_setaffinity(own, &one).unwrap();
 }
 
 /// The IP packets that the backends have received, as their kernels count them.
@@ -115,7 +101,8 @@ fn a_million_datagrams_are_counted_exactly_and_arrive() {
             let (sent, arrivals) = (&sent, &arrivals);
             scope.spawn(move || {
                 let frames = frames(sender);
-                pin(sender.into());
+                let cpus = cpu::usable().unwrap();
+                cpu::pin(cpus[usize::from(sender) % cpus.len()]).unwrap();
                 for batch in iter::repeat_n(frames.chunks(BATCH), ROUNDS as usize).flatten() {
                     let after = sent.fetch_add(batch.len() as u64, Relaxed) + batch.len() as u64;
                     let patience = Instant::now() + LIMIT;
