@@ -30,11 +30,17 @@ pub enum Reason {
     NoSourcePort = 11,
     /// Media of an RTSP service whose client has no live control connection with the backend.
     NoControlConnection = 12,
+    /// Another CPU was opening the same flow, or another one with the same replies, and was faster.
+    FlowRaced = 13,
+    /// The flow has given way to another one while its packet was on its way.
+    FlowChanged = 14,
+    /// The flow that was opened for the packet has given way to another one at once.
+    FlowPushedOut = 15,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 16] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -48,6 +54,9 @@ impl Reason {
         Reason::OrphanReply,
         Reason::NoSourcePort,
         Reason::NoControlConnection,
+        Reason::FlowRaced,
+        Reason::FlowChanged,
+        Reason::FlowPushedOut,
     ];
 
     /// The name that operators see.
@@ -66,6 +75,9 @@ impl Reason {
             Reason::OrphanReply => "orphan-reply",
             Reason::NoSourcePort => "no-source-port",
             Reason::NoControlConnection => "no-control-connection",
+            Reason::FlowRaced => "flow-raced",
+            Reason::FlowChanged => "flow-changed",
+            Reason::FlowPushedOut => "flow-pushed-out",
         }
     }
 

@@ -53,6 +53,8 @@ pub trait Environment: FlowMemory + Sized {
     fn remember(&self, client: &ClientKey, value: &Remembered);
     /// The next hop with this index.
     fn next_hop(&self, index: u32) -> Option<NextHop>;
+    /// Binds the frame to leave by a port, if its verdict is to be `Redirect`; false when nothing leaves by it.
+    fn redirect(&self, port: u16) -> bool;
     /// This CPU's counters of a backend, valid and aligned.
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
     /// The precise monotonic clock in units of 2^`EXCHANGE_SHIFT` ns.

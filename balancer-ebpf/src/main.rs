@@ -107,13 +107,8 @@ fn balancer(context: XdpContext) -> u32 {
         Verdict::Pass => XDP_PASS,
         Verdict::Drop => XDP_DROP,
         Verdict::Transmit => XDP_TX,
-        Verdict::Redirect(port) => match EGRESS.redirect(u32::from(port), 0) {
-            Ok(_) => XDP_REDIRECT,
-            Err(_) => {
-                Kernel(&context).refuse(Reason::NoEgress);
-                XDP_DROP
-            }
-        },
+        // Where to was said when the way was checked.
+        Verdict::Redirect(_) => XDP_REDIRECT,
     }
 }
 
@@ -285,6 +280,11 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn next_hop(&self, index: u32) -> Option<NextHop> {
         NEXT_HOPS.get(index).copied()
+    }
+
+    #[inline(always)]
+    fn redirect(&self, port: u16) -> bool {
+        EGRESS.redirect(u32::from(port), 0).is_ok()
     }
 
     #[inline(always)]

@@ -112,7 +112,7 @@ pub fn open<E: Environment>(environment: &E, opening: &Opening<'_>, now: u32) ->
     match environment.enter(request) {
         Entered::New if !is_media => persist::note(environment, service, key, (choice.id, request), now),
         Entered::New | Entered::Joined => {}
-        Entered::Lost => return Err(Reason::FlowTableFull),
+        Entered::Lost => return Err(Reason::FlowRaced),
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ const SHARED_SEED: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 #[inline(always)]
 fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) -> Result<(), Reason> {
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    crate::process::check(parsed, &hop)
+    crate::process::check(environment, parsed, &hop)
 }
 
 /// The entries of both directions of a `nat` flow. Each names no twin yet.

@@ -104,8 +104,8 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
         Step::Foreign => Verdict::Pass,
         Step::Back => Verdict::Transmit,
         Step::Out(port) => Verdict::Redirect(port),
-        // Pushed out already by another CPU's: the sender's next try opens another.
-        Step::Unknown(_) | Step::Known => refuse(environment, Reason::FlowTableFull),
+        // The sender's next try opens another.
+        Step::Unknown(_) | Step::Known => refuse(environment, Reason::FlowPushedOut),
         Step::Refused(reason) => refuse(environment, reason),
         Step::Rejected(reason) => {
             environment.refuse(reason);
@@ -264,14 +264,14 @@ fn carry<P: Packet, E: Environment>(
     let (service, opened) = (entry.service, entry.opened);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
-        return Err(Reason::FlowTableFull);
+        return Err(Reason::FlowChanged);
     }
     let hop_index = match direction {
         Direction::Request => MAX_PORTS + u32::from(backend),
         Direction::Reply => u32::from(via),
     };
     let hop = environment.next_hop(hop_index).ok_or(Reason::NoEgress)?;
-    check(parsed, &hop)?;
+    check(environment, parsed, &hop)?;
 
     let neighbour = match direction {
         Direction::Request => {
@@ -312,11 +312,13 @@ fn check_packet(parsed: &Parsed) -> Result<(), Reason> {
     Ok(())
 }
 
-/// What a next hop must fulfil to take the packet.
+/// What a next hop must fulfil to take the packet. If it does, the packet is bound to leave there, unless it is refused
+/// for another reason.
 #[inline(always)]
-pub fn check(parsed: &Parsed, hop: &NextHop) -> Result<(), Reason> {
+pub fn check<E: Environment>(environment: &E, parsed: &Parsed, hop: &NextHop) -> Result<(), Reason> {
     if parsed.length <= hop.mtu {
-        return Ok(());
+        let has_way = hop.ifindex == environment.ingress() || environment.redirect(hop.port);
+        return if has_way { Ok(()) } else { Err(Reason::NoEgress) };
     }
     if hop.mtu != 0 {
         return Err(Reason::TooBig);

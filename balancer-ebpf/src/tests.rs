@@ -3,6 +3,7 @@
 
 mod bed;
 mod buffer;
+mod causes;
 mod checksum;
 mod exchange;
 mod frame;

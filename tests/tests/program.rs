@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use balancer_common::{Reason, Traffic};
+use balancer_common::{MAX_PORTS, NextHop, Reason, Traffic};
 use balancer_tests::{
     packet::{Path, Segment, ethernet, hex, to_hex},
     program::{
@@ -177,6 +177,42 @@ fn a_flow_that_cannot_be_forwarded_is_refused_by_name() {
     program.set_ring(0, &[0]).unwrap();
     program.set_hop(0, 1, 1500);
     assert_eq!(program.from_client(&syn).unwrap().0, verdict::TX);
+}
+
+/// A way out by a port that leads nowhere: neither direction counts what the kernel would not send.
+#[test]
+fn what_no_port_takes_is_counted_as_refused_alone() {
+    let nowhere = |hop: NextHop| NextHop { port: 9, ..hop };
+    let hop = |neighbour, source| NextHop {
+        neighbour,
+        port: 0,
+        source,
+        mtu: 1500,
+        ifindex: 4_000_000,
+        unusable: 0,
+    };
+    let to_backend = hop(backend_mac(0), BACKEND_SIDE);
+    let back = hop([0; 6], CLIENT_SIDE);
+    let mut program = Program::new(1).unwrap();
+    let [request, reply] = [to_vip(40_000), to_client(40_000)].map(|path| path.udp(b"x").unwrap());
+    program.datapath.set_next_hop(MAX_PORTS, &nowhere(to_backend));
+    let frame = ethernet(CLIENT_SIDE, CLIENT, &request);
+    assert_eq!(program.run(&frame).unwrap(), (verdict::DROP, frame.clone()));
+    assert_eq!(program.drops().unwrap(), [(Reason::NoEgress, 1)]);
+    assert_eq!(program.counters().unwrap()[0], Default::default(), "no flow");
+
+    program.datapath.set_next_hop(MAX_PORTS, &to_backend);
+    assert_eq!(program.run(&frame).unwrap().0, verdict::REDIRECT);
+    program.datapath.set_next_hop(MAX_PORTS, &nowhere(to_backend));
+    program.datapath.set_next_hop(0, &nowhere(back));
+    assert_eq!(program.run(&frame).unwrap(), (verdict::DROP, frame));
+    assert_eq!(program.from_backend(0, &reply).unwrap().0, verdict::DROP);
+    assert_eq!(program.drops().unwrap(), [(Reason::NoEgress, 3)]);
+    let counted = program.counters().unwrap()[0];
+    assert_eq!((counted.opened, counted.request.packets, counted.reply.packets), (1, 1, 0));
+    program.datapath.set_next_hop(0, &back);
+    assert_eq!(program.from_backend(0, &reply).unwrap().0, verdict::REDIRECT);
+    assert_eq!(program.counters().unwrap()[0].reply.packets, 1);
 }
 
 /// Two flows whose replies could not be told apart: the second is not opened.

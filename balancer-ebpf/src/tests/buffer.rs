@@ -137,6 +137,16 @@ impl Memory {
         unsafe { (&raw mut (*self.place(index)).control).write(control) };
     }
 
+    /// Has another flow in the places of all that are there, as another CPU would.
+    pub fn replace_all(&self) {
+        for (index, entry) in Vec::from_iter(self.live()) {
+            let Control(word) = entry.control;
+            self.set_control(index, Control(word.wrapping_add(1 << 16)));
+            // SAFETY: as above.
+            unsafe { (&raw mut (*self.place(index)).key.source).write([203, 0, 113, 9]) };
+        }
+    }
+
     /// Makes one entry the twin of another.
     pub fn set_twin(&self, index: u32, twin: u32) {
         // SAFETY: as above; written whole, as `open` does.
@@ -226,6 +236,9 @@ pub fn insert(kernel: &Kernel, entry: &FlowEntry) -> Option<u32> {
     Some(index)
 }
 
+/// Before which look into the flow table something happens to it, and what.
+pub type Interruption = (u32, fn(&Memory));
+
 /// One CPU of the kernel: maps that no other CPU sees but for the flow table, and a clock that is set by hand.
 pub struct Kernel {
     pub memory: Arc<Memory>,
@@ -254,6 +267,9 @@ pub struct Kernel {
     drops: [Cell<u64>; Reason::ALL.len()],
     /// Which of two CPUs this is, if they take turns.
     pub turns: Option<(Arc<Turns>, usize)>,
+    /// How often it has looked into the flow table, and what another CPU does there before which look.
+    pub looks: Cell<u32>,
+    pub interruption: Cell<Option<Interruption>>,
 }
 
 impl Kernel {
@@ -279,6 +295,8 @@ impl Kernel {
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
             drops: Default::default(),
             turns: None,
+            looks: Cell::new(0),
+            interruption: Cell::new(None),
         }
     }
 
@@ -333,6 +351,15 @@ impl Kernel {
 
     /// Lets the other CPU go on here, if they take turns and it is its turn.
     fn take_turn(&self) {
+        let looks = self.looks.get() + 1;
+        self.looks.set(looks);
+        if let Some((look, interruption)) = self.interruption.take() {
+            if look == looks {
+                interruption(&self.memory);
+            } else {
+                self.interruption.set(Some((look, interruption)));
+            }
+        }
         if let Some((turns, cpu)) = &self.turns {
             turns.step(*cpu);
         }
@@ -426,6 +453,10 @@ impl Environment for Kernel {
 
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
         self.counters.get(usize::from(id)).map(UnsafeCell::get)
+    }
+
+    fn redirect(&self, port: u16) -> bool {
+        self.ports.values().any(|other| *other == port)
     }
 
     fn precise(&self) -> u32 {
