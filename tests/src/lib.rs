@@ -9,6 +9,7 @@ pub mod config;
 pub mod connection;
 pub mod cpu;
 pub mod echo;
+pub mod harness;
 pub mod netns;
 pub mod nginx;
 pub mod operator;

@@ -13,7 +13,7 @@ use balancer_common::{
 use balancer_user::datapath::{Datapath, Sizes};
 
 /// The loopback interface, which every network namespace has: test frames come in by it.
-const INGRESS: u32 = 1;
+pub const INGRESS: u32 = 1;
 /// An interface index that is not the ingress: frames for it are redirected.
 const ELSEWHERE: u32 = 4_000_000;
 
@@ -68,8 +68,26 @@ impl Program {
 
     /// As `new`, with room for so many flows.
     pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
-        let sizes = Sizes { flows, services: 4, backends: 16, profiled_age: Duration::from_secs(14) };
-        let mut datapath = Datapath::load(sizes, false, None)?;
+        Program::configured(backends, Datapath::load(sizes(flows, Duration::from_secs(14)), false, None)?)
+    }
+
+    /// As `with_flows`, where packets count by their flow's age up to `profiled_age`; of another build of the program, if
+    /// `object` holds one.
+    pub fn of(
+        object: Option<&[u8]>,
+        backends: BackendId,
+        flows: u32,
+        profiled_age: Duration,
+    ) -> Result<Program> {
+        let sizes = sizes(flows, profiled_age);
+        let datapath = match object {
+            Some(object) => Datapath::load_object(object, sizes)?,
+            None => Datapath::load(sizes, false, None)?,
+        };
+        Program::configured(backends, datapath)
+    }
+
+    fn configured(backends: BackendId, mut datapath: Datapath) -> Result<Program> {
         let mut services = Vec::new();
         for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
             let key =
@@ -203,11 +221,20 @@ impl Program {
         Ok(sum)
     }
 
+    /// How many flows gave way to new ones.
+    pub fn evicted(&mut self) -> Result<u64> {
+        Ok(self.datapath.read_evicted()?.iter().sum())
+    }
+
     /// The reasons that were counted, with how often.
     pub fn drops(&mut self) -> Result<Vec<(Reason, u64)>> {
         let counts = self.datapath.read_drops()?;
         Ok(Reason::ALL.into_iter().zip(counts).filter(|(_, count)| *count != 0).collect())
     }
+}
+
+const fn sizes(flows: u32, profiled_age: Duration) -> Sizes {
+    Sizes { flows, services: 4, backends: 16, profiled_age }
 }
 
 fn add_traffic(a: Traffic, b: Traffic) -> Traffic {

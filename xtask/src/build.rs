@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::IsTerminal as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -17,9 +17,11 @@ use crate::{
 
 /// The target of the XDP program, which cargo builds `core` for.
 pub const BPF_TARGET: [&str; 4] = ["--target", "bpfel-unknown-none", "-Z", "build-std=core"];
-/// What is built for it.
+/// What is built for it: the XDP program.
 pub const PROGRAM: [&str; 6] =
     ["--package", "balancer-ebpf", "--bin", "balancer-program", "--features", "program"];
+/// The programs that measure it.
+pub const HARNESS: [&str; 6] = ["--package", "balancer-harness", "--bin", "harness", "--features", "program"];
 
 /// LLVM's name for loads and stores of any alignment.
 const MISALIGNED: &str = "allows-misaligned-mem-access";
@@ -42,9 +44,19 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<PathBuf> {
 /// Builds the XDP program and puts the object where user space embeds it from.
 pub fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     println!("build: the XDP program, with {}", tools.toolchain.name);
+    object(workspace, tools, &PROGRAM, "balancer-program", &workspace.ebpf_object())
+}
+
+/// Builds the programs that measure it.
+pub fn harness(workspace: &Workspace, tools: &Tools) -> Result<()> {
+    println!("build: the harness");
+    object(workspace, tools, &HARNESS, "harness", &workspace.harness_object())
+}
+
+fn object(workspace: &Workspace, tools: &Tools, what: &[&str], name: &str, object: &Path) -> Result<()> {
     let mut build = tools.toolchain.cargo(workspace, "build");
     build
-        .args(PROGRAM)
+        .args(what)
         .args(BPF_TARGET)
         .args(["--release", "--quiet", "--target-dir"])
         .arg(workspace.bpf_target());
@@ -53,16 +65,15 @@ pub fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     build.env("CARGO_PROFILE_RELEASE_LTO", "off");
     run_quietly(&mut build)?;
 
-    let built = workspace.bpf_target().join("bpfel-unknown-none/release/balancer-program");
-    let object = workspace.ebpf_object();
+    let built = workspace.bpf_target().join("bpfel-unknown-none/release").join(name);
     let bytes = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
     // An untouched file keeps its time, and so cargo does not rebuild user space.
-    if fs::read(&object).is_ok_and(|old| old == bytes) {
+    if fs::read(object).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
     let directory = object.parent().context("find the object's directory")?;
     fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
-    fs::write(&object, bytes).with_context(|| format!("write {}", object.display()))
+    fs::write(object, bytes).with_context(|| format!("write {}", object.display()))
 }
 
 /// The compiler's flags for the bpf target, in cargo's encoding.

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{superuser, workspace::Workspace};
 
-/// `cargo VERB --package balancer-tests`. What is built is told where the balancer and its XDP program are.
+/// `cargo VERB --package balancer-tests`. What is built is told where the balancer, its XDP program and the harness are.
 pub fn cargo(
     workspace: &Workspace,
     verb: &str,
@@ -16,6 +16,7 @@ pub fn cargo(
     let mut environment = vec![
         ("BALANCER_BIN", binary.into_os_string()),
         ("BALANCER_EBPF_OBJECT", workspace.ebpf_object().into_os_string()),
+        ("BALANCER_HARNESS_OBJECT", workspace.harness_object().into_os_string()),
     ];
     environment.extend_from_slice(more);
     let mut command = workspace.cargo(verb);

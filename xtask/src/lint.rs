@@ -23,23 +23,24 @@ pub fn check(workspace: &Workspace, tools: &Tools) -> Result<()> {
     command::run(workspace.cargo("fmt").args(["--all", "--check"]))?;
     println!("lint: clippy, host");
     command::run(workspace.cargo("clippy").args(["--workspace", "--all-targets", "--quiet"]).args(DENY))?;
-    program(workspace, tools)
-}
-
-fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     if !tools.toolchain.has_clippy() {
         tools.toolchain.add_clippy();
     }
+    program(workspace, tools, &build::PROGRAM, "XDP program")?;
+    program(workspace, tools, &build::HARNESS, "harness")
+}
+
+fn program(workspace: &Workspace, tools: &Tools, what: &[&str], name: &str) -> Result<()> {
     if !tools.toolchain.has_clippy() {
-        println!("lint: clippy, XDP program (as host code: {} has no clippy)", tools.toolchain.name);
+        println!("lint: clippy, {name} (as host code: {} has no clippy)", tools.toolchain.name);
         let mut clippy = workspace.cargo("clippy");
         // The program's features are unstable ones; the same source, checked by the host's compiler.
-        clippy.env("RUSTC_BOOTSTRAP", "1").args(build::PROGRAM).args(["--quiet", "--target-dir"]);
+        clippy.env("RUSTC_BOOTSTRAP", "1").args(what).args(["--quiet", "--target-dir"]);
         return command::run(clippy.arg(workspace.bpf_target()).args(DENY));
     }
-    println!("lint: clippy, XDP program (bpf target, {})", tools.toolchain.name);
+    println!("lint: clippy, {name} (bpf target, {})", tools.toolchain.name);
     let mut clippy = tools.toolchain.cargo(workspace, "clippy");
-    clippy.args(build::PROGRAM).args(build::BPF_TARGET).args(["--release", "--quiet", "--target-dir"]);
+    clippy.args(what).args(build::BPF_TARGET).args(["--release", "--quiet", "--target-dir"]);
     clippy.arg(workspace.bpf_target()).args(DENY);
     clippy.env("CARGO_ENCODED_RUSTFLAGS", build::rustflags(tools)).env("CARGO_PROFILE_RELEASE_LTO", "off");
     build::run_quietly(&mut clippy)

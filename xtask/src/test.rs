@@ -40,6 +40,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     packages::require("test", &TOOLS)?;
     packages::require_all("test", &MEDIA)?;
     build::program(workspace, &tools)?;
+    build::harness(workspace, &tools)?;
     let binary = build::binary(workspace, &build::Options { release: false })?;
     if options.filter.is_none() {
         lint::check(workspace, &tools)?;

@@ -51,4 +51,9 @@ impl Workspace {
     pub fn ebpf_object(&self) -> PathBuf {
         self.target.join("ebpf").join("balancer")
     }
+
+    /// The built programs that measure it.
+    pub fn harness_object(&self) -> PathBuf {
+        self.target.join("ebpf").join("harness")
+    }
 }

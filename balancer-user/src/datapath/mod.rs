@@ -116,14 +116,23 @@ impl Datapath {
             Some(layout) => layout.seed,
             None => random_seed().context("read the seed of the flow hash from the kernel")?,
         };
-        let loaded = Datapath::load_with(sizes, log_refusals, seed, pinned.as_ref());
+        let loaded = Datapath::load_with(OBJECT, sizes, log_refusals, seed, pinned.as_ref());
         if let (Err(_), Some(pins), None) = (&loaded, pins, earlier) {
             remove_pinned_maps(pins)?;
         }
         loaded
     }
 
+    /// Loads another build of the program, from its object file, with maps of its own (for benchmarks). Its maps must be
+    /// laid out as this build's are.
+    pub fn load_object(object: &[u8], sizes: Sizes) -> Result<Datapath> {
+        require_net_admin()?;
+        let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
+        Datapath::load_with(object, sizes, false, seed, None)
+    }
+
     fn load_with(
+        object: &[u8],
         sizes: Sizes,
         log_refusals: bool,
         seed: [u64; 2],
@@ -154,7 +163,7 @@ impl Datapath {
             .map_max_entries(names::COUNTERS, sizes.backends)
             .map_max_entries(names::RESPONSE_TIMES, sizes.backends)
             .map_max_entries(names::NEXT_HOPS, MAX_PORTS + sizes.backends)
-            .load(OBJECT)
+            .load(object)
             .map_err(explain_load)?;
         let program: &mut Xdp = ebpf
             .program_mut(names::PROGRAM)
@@ -241,11 +250,7 @@ impl Datapath {
     /// Runs the program on `frame` as if it had come in by interface `ifindex`; returns the verdict
     /// (`XDP_PASS`, …) and the frame as it left (Linux 5.18; for tests and benchmarks).
     pub fn test_run(&self, frame: &[u8], ifindex: u32) -> Result<(u32, Vec<u8>)> {
-        let program: &Xdp = self
-            .ebpf
-            .program(names::PROGRAM)
-            .ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?
-            .try_into()?;
+        let program = self.loaded_program()?;
         // struct xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let context: [u32; 6] = [0, frame.len() as u32, 0, ifindex, 0, 0];
         let mut output = vec![0; frame.len() + 256];
@@ -261,14 +266,18 @@ impl Datapath {
         Ok((result.return_value, output))
     }
 
+    /// The loaded program, for another one to call (for benchmarks).
+    pub fn loaded_program(&self) -> Result<&Xdp> {
+        let program = self.ebpf.program(names::PROGRAM);
+        Ok(program.ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?.try_into()?)
+    }
+
     /// How many instructions the verifier followed to accept the program (Linux 5.16).
     pub fn verified_instructions(&self) -> Result<u32> {
-        let program: &Xdp = self
-            .ebpf
-            .program(names::PROGRAM)
-            .ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?
-            .try_into()?;
-        program.info()?.verified_instruction_count().ok_or_else(|| anyhow!("this kernel does not say"))
+        self.loaded_program()?
+            .info()?
+            .verified_instruction_count()
+            .ok_or_else(|| anyhow!("this kernel does not say"))
     }
 
     /// Makes a service known, or changes it.

@@ -1,6 +1,7 @@
-//! `cargo xtask bench` runs this: what is measured without packets.
+//! `cargo xtask bench` runs this.
 
 mod balance;
+mod packet;
 
 use std::process::ExitCode;
 
@@ -17,12 +18,18 @@ struct Cli {
 enum Bench {
     /// How evenly each method loads the backends, in simulation
     Balance(balance::Options),
+    /// What a packet costs in the program, beside the least that any takes
+    Packet(packet::Options),
 }
 
 fn main() -> ExitCode {
-    let Bench::Balance(options) = Cli::parse().bench;
-    match balance::run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
+    let result = match Cli::parse().bench {
+        Bench::Balance(options) => balance::run(&options).map(|()| true),
+        Bench::Packet(options) => packet::run(&options),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -1,0 +1,35 @@
+//! What the benchmarks measure is what they say: each case with few packets, without a look at the clock.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+use std::process::Command;
+
+/// Every case of `bench packet`: byte for byte, and counted as what it is called.
+#[test]
+fn every_case_does_what_its_name_says() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench")).args(["packet", "--verify"]).output().unwrap();
+    let (lines, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
+    assert!(output.status.success(), "{errors}");
+    assert!(lines.lines().count() > 20, "{lines}");
+    assert!(lines.lines().all(|line| line.ends_with(": right")), "{lines}");
+}
+
+/// A bench that is told nonsense measures nothing.
+#[test]
+fn a_wrong_call_is_refused() {
+    let refused: [(&[&str], &str); 4] = [
+        (&["--only", "no such case"], "no case is called so"),
+        (&["--object", "nameless"], "NAME=FILE, please"),
+        (&["--object", "a=/does/not/exist"], "read /does/not/exist"),
+        (&["--cpu", "900"], "stay on CPU 900"),
+    ];
+    for (arguments, message) in refused {
+        let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+            .args(["packet", "--verify"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && errors.contains(message), "{arguments:?}: {errors}");
+    }
+}
