@@ -115,6 +115,8 @@ pub mod ability {
     pub const DRAINED: u32 = 4;
     /// It is not configured any more. For the controller alone, as well.
     pub const LEAVING: u32 = 8;
+    /// Its health checks have failed, or none has been made yet. For the controller alone, as well.
+    pub const FAILED: u32 = 16;
 }
 
 /// A client that a service remembers.

@@ -3,6 +3,7 @@
 
 mod ask;
 mod explain;
+mod health;
 mod records;
 mod search;
 mod seats;

@@ -13,6 +13,7 @@ pub mod curve;
 pub mod datapath;
 pub mod ephemeral;
 pub mod forward;
+pub mod health;
 pub mod instance;
 pub mod load;
 pub mod maglev;

@@ -23,6 +23,12 @@ pub struct Nginx {
 impl Nginx {
     /// Starts it in a namespace and waits until it listens.
     pub fn start(netns: &Netns, address: SocketAddrV4, name: &str) -> Result<Self> {
+        Self::start_with(netns, address, "", name)
+    }
+
+    /// The same; `more` follows the address in its configuration (`ssl;` and what belongs to it).
+    pub fn start_with(netns: &Netns, address: SocketAddrV4, more: &str, name: &str) -> Result<Self> {
+        let more = if more.is_empty() { ";" } else { more };
         let directory = TempDir::with_prefix("balancer-nginx-").context("make a directory for nginx")?;
         let at = directory.path().display();
         let temporary = |kind: &str| format!("{kind}_temp_path {at}/{kind};");
@@ -33,7 +39,7 @@ impl Nginx {
                  access_log off; client_max_body_size 64m;
                  {} {} {} {} {}
                  server {{
-                     listen {address};
+                     listen {address} {more}
                      location = /name {{ return 200 {name}; }}
                      location /files/ {{ root {at}; dav_methods PUT; }}
                  }}

@@ -14,8 +14,9 @@ use crate::{
 /// What the bench of network namespaces calls.
 const BENCH: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
 /// What the end-to-end tests call beside it.
-const TOOLS: [Tool; 3] = [
+const TOOLS: [Tool; 4] = [
     Tool { program: "curl", package: "curl" },
+    Tool { program: "openssl", package: "openssl" },
     Tool { program: "nginx", package: "nginx-light" },
     Tool { program: "ffmpeg", package: "ffmpeg" },
 ];

@@ -21,7 +21,7 @@ pub use flows::{
     CountFlows, Flow, FlowCount, FlowFilter, FlowList, FlowState, KillFlows, Killed, LARGEST_LIST, ListFlows,
 };
 pub use model::{
-    AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, InterfaceStatus, ResponseTime,
+    AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict, InterfaceStatus, ResponseTime,
     ServiceStatus, Status,
 };
 pub use refusal::Refusal;

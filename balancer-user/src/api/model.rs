@@ -72,8 +72,17 @@ pub struct BackendStatus {
     pub address: SocketAddrV4,
     /// Its configured weight, 0 to 100.
     pub weight: u8,
-    /// Whether it can be reached.
+    /// What it is there for, and whether it can serve.
     pub state: BackendState,
+    /// For how many seconds it has been in this state, to three decimals.
+    #[serde(serialize_with = "three_decimals")]
+    pub since_s: f64,
+    /// Why, where there is more to say than the state's name says.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    /// What its health checks have found, whatever the operator wants of it; only where the service has some.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub health: Option<HealthStatus>,
     /// Live flows.
     pub active: u64,
     /// Flows whose client waits for an answer; only where the service follows that.
@@ -136,12 +145,48 @@ pub struct Drain {
     pub estimate_s: Option<f64>,
 }
 
-/// What a backend is there for, and whether it can be reached.
+/// What the health checks of a backend have found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HealthStatus {
+    /// What they have come to.
+    pub verdict: HealthVerdict,
+    /// For how many seconds, to three decimals.
+    #[serde(serialize_with = "three_decimals")]
+    pub since_s: f64,
+    /// Why.
+    pub reason: String,
+    /// How many of the last ones passed, one after the other.
+    pub passed: u32,
+    /// How many of the last ones failed, one after the other: 0 unless `passed` is.
+    pub failed: u32,
+    /// Why the last one failed that did.
+    pub last_failure: Option<String>,
+}
+
+/// What health checks have come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HealthVerdict {
+    /// None has been made yet: the backend takes no flows before one passes.
+    Unknown,
+    /// The backend serves.
+    Up,
+    /// It does not.
+    Down,
+}
+
+/// What a backend is there for, and whether it can serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendState {
-    /// Packets get to it.
+    /// It takes new flows.
     Up,
+    /// Its share of the new flows still grows, or it has not been checked yet.
+    Starting,
+    /// Its health checks have failed: it takes no new flows.
+    Down,
+    /// The operator gives it no new flows: its weight is 0.
+    Disabled,
     /// There is no route to it, or its link-layer address is not known.
     Unreachable,
     /// The operator drains it: it takes no new flows.
@@ -154,6 +199,9 @@ impl fmt::Display for BackendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             BackendState::Up => "up",
+            BackendState::Starting => "starting",
+            BackendState::Down => "down",
+            BackendState::Disabled => "disabled",
             BackendState::Unreachable => "unreachable",
             BackendState::Draining => "draining",
             BackendState::Leaving => "leaving",
@@ -222,6 +270,16 @@ pub(crate) mod tests {
             address: SocketAddrV4::new([10, 0, 0, last].into(), 8080),
             weight,
             state: if weight == 0 { BackendState::Unreachable } else { BackendState::Up },
+            since_s: 12.3,
+            reason: (weight == 0).then(|| "its link-layer address is not known".to_owned()),
+            health: (weight > 0).then(|| HealthStatus {
+                verdict: HealthVerdict::Up,
+                since_s: 12.345_67,
+                reason: "2 checks passed".to_owned(),
+                passed: 0,
+                failed: 1,
+                last_failure: Some("connection refused".to_owned()),
+            }),
             active: 3,
             awaiting: (weight > 0).then_some(2),
             response_time: (weight > 0).then_some(ResponseTime {
@@ -275,6 +333,10 @@ pub(crate) mod tests {
                 "backends": [
                     {
                         "name": "web-11", "address": "10.0.0.11:8080", "weight": 2, "state": "up",
+                        "since_s": 12.3, "health": {
+                            "verdict": "up", "since_s": 12.346, "reason": "2 checks passed",
+                            "passed": 0, "failed": 1, "last_failure": "connection refused"
+                        },
                         "active": 3, "awaiting": 2,
                         "response_time": { "answers": 5, "mean_ms": 1.235, "p50_ms": 1.0, "p99_ms": 2.0 },
                         "drain": { "deadline_s": 9.5, "flows_per_s": 0.25, "estimate_s": 4.0 },
@@ -284,6 +346,7 @@ pub(crate) mod tests {
                     },
                     {
                         "name": "web-12", "address": "10.0.0.12:8080", "weight": 0, "state": "unreachable",
+                        "since_s": 12.3, "reason": "its link-layer address is not known",
                         "active": 3, "packets": 1000, "bytes": 150_000_000,
                         "window_packets": 140, "window_bytes": 17_500_000,
                         "n": 46.67, "committed": 1.23, "nw": null, "share": 0.0

@@ -21,6 +21,7 @@ use crate::{
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
     ephemeral,
+    health::{Prober, Report},
     instance::Instance,
     netlink::Netlink,
     profile::Profile,
@@ -28,6 +29,8 @@ use crate::{
 
 /// How long the start waits for the backends' link-layer addresses.
 const NEIGHBOURS_AT_START: Duration = Duration::from_millis(500);
+/// Most reports of health checks that are heard at once.
+const REPORTS: usize = 256;
 /// The least time between two publications of the status.
 const STATUS_PERIOD: Duration = Duration::from_millis(200);
 
@@ -66,6 +69,8 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
         remove_pinned_maps(pins)?;
     }
     let mut controller = load(config)?;
+    let (prober, reports) = Prober::start()?;
+    prober.check(controller.targets());
     let addresses = controller.backend_addresses();
     let network = first_network(&netlink, &addresses).await?;
     controller.set_network(Monotonic::now(), &network)?;
@@ -97,8 +102,9 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
     let serve = server.serve(published, ask, std::future::pending());
     let file = &arguments.config;
     let kernel = (from_kernel, to_netlink);
+    let health = (prober, reports);
     tokio::select! {
-        result = steer(file, &mut controller, &mut attachments, kernel, asked, &publish) => result,
+        result = steer(file, &mut controller, &mut attachments, kernel, health, asked, &publish) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -154,6 +160,7 @@ async fn steer(
     controller: &mut Controller,
     attachments: &mut Attachments,
     (mut network, addresses): (watch::Receiver<crate::network::Network>, watch::Sender<Vec<Ipv4Addr>>),
+    (prober, mut reports): (Prober, mpsc::Receiver<Report>),
     mut asked: mpsc::Receiver<Command>,
     publish: &watch::Sender<Published>,
 ) -> Result<()> {
@@ -163,6 +170,7 @@ async fn steer(
     let mut tick = interval(controller.daemon().tick);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut shown = Monotonic::now();
+    let mut heard = Vec::new();
     loop {
         tokio::select! {
             biased;
@@ -171,6 +179,7 @@ async fn steer(
             _ = hangup.recv() => match reload(file, controller) {
                 Ok(()) => {
                     addresses.send_replace(controller.backend_addresses());
+                    prober.check(controller.targets());
                     controller.tick(Monotonic::now())?;
                 }
                 Err(error) => tracing::error!("reload refused, nothing has changed: {error:#}"),
@@ -198,6 +207,13 @@ async fn steer(
                 }
             }
             Some(command) = asked.recv() => controller.answer(command),
+            count = reports.recv_many(&mut heard, REPORTS) => {
+                if count == 0 {
+                    bail!("the thread that checks the backends' health has ended");
+                }
+                controller.hear(Monotonic::now(), &heard)?;
+                heard.clear();
+            }
             // Everybody else has had a turn before the next slice.
             () = yield_now(), if controller.is_searching() => controller.search(Monotonic::now()),
         }

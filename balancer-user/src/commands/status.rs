@@ -8,7 +8,7 @@ use comfy_table::CellAlignment::{Left, Right};
 
 use super::{daemon::Daemon, output};
 use crate::api::client::{WrongCall, understand};
-use crate::api::{BackendStatus, ByState, FlowsStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
+use crate::api::{BackendState, BackendStatus, ByState, FlowsStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
 use crate::cli::StatusArgs;
 
 /// Longest time that the daemon may take to answer.
@@ -56,6 +56,11 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
             out.push_str("  no backends\n");
         } else {
             let _ = writeln!(out, "{}", backend_table(backends, status.window_ms, styled));
+            for backend in backends.iter().filter(|backend| backend.state != BackendState::Up) {
+                let since = humantime::format_duration(Duration::from_secs(backend.since_s as u64));
+                let why = backend.reason.as_ref().map_or(String::new(), |why| format!(": {why}"));
+                let _ = writeln!(out, " {} {} for {since}{why}", backend.name, backend.state);
+            }
         }
         out.push('\n');
     }
@@ -148,6 +153,7 @@ evicted        8 half open, 1 closing
 drops          malformed 7
 selection age  12 ms
 ";
+        let expected = expected.replace("\n\ninter", "\n web-12 unreachable for 12s: its link-layer address is not known\n\ninter");
         assert_eq!(table(&status, true, false), expected);
 
         status.services[0].backends.clear();

@@ -8,6 +8,7 @@ mod daemon;
 mod endpoint;
 mod fault;
 mod file;
+mod health;
 mod name;
 mod registry;
 mod section;
@@ -25,6 +26,7 @@ pub use backend::{Backend, Weight};
 pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
 pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
+pub use health::{Bytes, Health, Probe, Statuses};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
 pub use service::{

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::backend::{Backend, Siblings};
 use super::endpoint::Endpoint;
 use super::fault::Findings;
+use super::health::Health;
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
@@ -42,6 +43,8 @@ pub struct Service {
     pub rtsp_nat: Option<DataPorts>,
     /// Over what time the share of a backend that is new among others grows from nothing to its weight.
     pub slow_start: Duration,
+    /// How it is found out whether a backend serves; `None` = it is taken to.
+    pub health: Option<Health>,
     /// What becomes of a new flow while no backend may take one.
     pub no_backend: Refusal,
     /// What becomes of a TCP segment, not a SYN, that belongs to no flow.
@@ -216,11 +219,12 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
         Key::new("rtsp-nat", "rtsp-nat = { data-ports = \"6970-6999\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
+        Key::new("health", "health = { kind = \"tcp\" }"),
         Key::new("no-backend", "no-backend = \"reject\""),
         Key::new("unknown-flow", "unknown-flow = \"reset\""),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise", "health", "one-packet", "snat-addresses", "snat-ports"],
+    later: &["advertise", "one-packet", "snat-addresses", "snat-ports"],
 };
 
 const PERSISTENCE: Schema = Schema {
@@ -273,6 +277,10 @@ impl Service {
         };
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
+        let health = match section.get("health") {
+            Some(value) => Health::read(value, findings).map(Some),
+            None => Some(None),
+        };
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
         let no_backend =
             section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject"), &[]), findings);
@@ -311,6 +319,7 @@ impl Service {
             persistence: persistence?,
             rtsp_nat: rtsp_nat?,
             slow_start: slow_start?,
+            health: health?,
             no_backend: no_backend?,
             unknown_flow: unknown_flow?,
             backends,

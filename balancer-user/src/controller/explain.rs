@@ -51,7 +51,7 @@ impl Controller {
         let Stance { score, takes, lacking, pending, compared, nw, is_tied } = *stance;
         Standing {
             name: self.name(score.id),
-            state: self.state(score.id),
+            state: self.state(&score),
             weight: score.weight,
             takes,
             ramp: score.ramp,
@@ -89,7 +89,7 @@ impl Controller {
         let (today, instead) = (live.balance.scores(self.selected), other.scores(self.selected));
         let backends = today.iter().zip(&instead).map(|(today, instead)| Compared {
             name: self.name(today.id),
-            state: self.state(today.id),
+            state: self.state(today),
             weight: today.weight,
             today: stands(live.config.method, today),
             instead: stands(method, instead),
@@ -133,9 +133,9 @@ impl Controller {
         backend.map_or_else(|| format!("#{id}"), |backend| backend.name())
     }
 
-    fn state(&self, id: BackendId) -> BackendState {
-        let backend = self.backends.get(usize::from(id)).and_then(Option::as_ref);
-        backend.map_or(BackendState::Leaving, status::state)
+    fn state(&self, score: &Score) -> BackendState {
+        let backend = self.backends.get(usize::from(score.id)).and_then(Option::as_ref);
+        backend.map_or(BackendState::Leaving, |backend| status::state(backend, Some(score)))
     }
 }
 

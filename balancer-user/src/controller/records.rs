@@ -93,6 +93,9 @@ fn record(backend: &LiveBackend) -> Backend {
         Duty::Drain { .. } => ability::DRAINED,
         Duty::Leave { .. } => ability::LEAVING,
     };
+    if backend.health.as_ref().is_some_and(|health| !health.is_up()) {
+        abilities |= ability::FAILED;
+    }
     let source = backend.given_source();
     Backend {
         address: backend.endpoint.ip().octets(),

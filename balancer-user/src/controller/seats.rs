@@ -13,8 +13,9 @@ use balancer_common::{
 };
 use bytemuck::Zeroable as _;
 
-use super::{Controller, records};
+use super::{Controller, health::Checked, records};
 use crate::{
+    api::BackendState,
     balance::Balance,
     clock::Monotonic,
     config::{self, Config, DataPorts, Requests, Snat},
@@ -58,6 +59,10 @@ pub(super) struct LiveBackend {
     pub(super) hop: Option<NextHop>,
     pub(super) source: Option<Source>,
     pub(super) unreachable_since: Option<Monotonic>,
+    /// `None` where its service has no health checks.
+    pub(super) health: Option<Checked>,
+    /// As it was last shown, and since when.
+    pub(super) shown: Option<(BackendState, Monotonic)>,
     pub(super) traffic: Traffic,
     pub(super) opened: u64,
     pub(super) closed: u64,
@@ -83,6 +88,8 @@ impl LiveBackend {
             hop: None,
             source: None,
             unreachable_since: None,
+            health: None,
+            shown: None,
             traffic: Traffic::default(),
             opened: 0,
             closed: 0,
@@ -133,7 +140,8 @@ impl LiveBackend {
 
     /// Its share of the new flows: none if it takes none now.
     pub(super) fn weight(&self) -> u8 {
-        let takes = self.duty == Duty::Serve && self.unreachable_since.is_none();
+        let is_healthy = self.health.as_ref().is_none_or(Checked::is_up);
+        let takes = self.duty == Duty::Serve && self.unreachable_since.is_none() && is_healthy;
         self.config.as_ref().filter(|_| takes).map_or(0, |config| config.weight.get())
     }
 
@@ -319,8 +327,12 @@ impl Controller {
         }
         let protocol = service.protocol.number();
         let endpoint = backend.address.into();
+        let is_new = !self.backends[place]
+            .as_ref()
+            .is_some_and(|seat| matches!(seat.duty, Duty::Serve | Duty::Drain { .. }));
         let seat = self.backends[place]
             .get_or_insert_with(|| LiveBackend::new(service_id, protocol, endpoint, Duty::Serve));
+        seat.health = Checked::of(now, id, service, backend, seat, is_new);
         seat.config = Some(backend.clone());
         seat.protocol = protocol;
         seat.requests = service.requests;

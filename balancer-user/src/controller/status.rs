@@ -7,12 +7,17 @@ use balancer_common::{BackendId, Reason};
 
 use super::{
     Controller,
+    health::Checked,
     seats::{Duty, LiveBackend, LiveService},
 };
 use crate::{
-    api::{BackendState, BackendStatus, ByState, Drain, FlowsStatus, ResponseTime, ServiceStatus, Status},
+    api::{
+        BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict, ResponseTime,
+        ServiceStatus, Status,
+    },
     balance::Score,
     clock::Monotonic,
+    health::{Judge, Verdict},
 };
 
 impl Controller {
@@ -20,16 +25,27 @@ impl Controller {
     pub fn status(&mut self, now: Monotonic) -> Result<Status> {
         let drops = self.datapath.read_drops()?;
         let evicted = self.datapath.read_evicted()?;
-        let services = self.services.iter().map(|live| ServiceStatus {
-            name: live.config.name.to_string(),
-            address: live.config.address.into(),
-            protocol: live.config.protocol,
-            method: live.config.method,
-            forward: live.config.forward,
-            backends: self.backends_status(now, live),
-        });
+        let backends: Vec<_> = self.services.iter().map(|live| self.backends_status(now, live)).collect();
+        let mut services = Vec::with_capacity(backends.len());
+        for (live, statuses) in self.services.iter().zip(backends) {
+            let mut backends = Vec::with_capacity(statuses.len());
+            for (id, mut status) in statuses {
+                if let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) {
+                    status.since_s = now.since(backend.shown_since(now, status.state)).as_secs_f64();
+                }
+                backends.push(status);
+            }
+            services.push(ServiceStatus {
+                name: live.config.name.to_string(),
+                address: live.config.address.into(),
+                protocol: live.config.protocol,
+                method: live.config.method,
+                forward: live.config.forward,
+                backends,
+            });
+        }
         Ok(Status {
-            services: services.collect(),
+            services,
             interfaces: self.interfaces.clone(),
             flows: FlowsStatus {
                 room: self.daemon.max_flows.into(),
@@ -47,14 +63,14 @@ impl Controller {
     }
 
     /// A service's backends in configured order, then those that have left the configuration and still have flows.
-    fn backends_status(&self, now: Monotonic, live: &LiveService) -> Vec<BackendStatus> {
+    fn backends_status(&self, now: Monotonic, live: &LiveService) -> Vec<(BackendId, BackendStatus)> {
         let scores = live.balance.scores(now);
         let configured = live.ids.iter().map(|id| (*id, scores.iter().find(|score| score.id == *id)));
         let leaving = (0..).zip(&self.backends).filter(|(id, seat)| {
             !live.ids.contains(id) && seat.as_ref().is_some_and(|seat| seat.service == live.id)
         });
         let all = configured.chain(leaving.map(|(id, _)| (id, None)));
-        all.filter_map(|(id, score)| self.backend_status(now, id, score)).collect()
+        all.filter_map(|(id, score)| Some((id, self.backend_status(now, id, score)?))).collect()
     }
 
     fn backend_status(&self, now: Monotonic, id: BackendId, score: Option<&Score>) -> Option<BackendStatus> {
@@ -74,7 +90,10 @@ impl Controller {
             name: backend.name(),
             address: backend.endpoint,
             weight: config.map_or(0, |config| config.weight.get()),
-            state: state(backend),
+            state: state(backend, score),
+            since_s: 0.0,
+            reason: reason(backend, score),
+            health: backend.health.as_ref().map(|health| health_status(&health.judge, now)),
             active: backend.active(),
             awaiting: backend.histogram.as_ref().map(|_| backend.awaiting()),
             response_time: backend.histogram.as_ref().and_then(response_time),
@@ -99,12 +118,63 @@ impl Controller {
     }
 }
 
-pub(super) fn state(backend: &LiveBackend) -> BackendState {
-    match (backend.duty, backend.unreachable_since) {
-        (Duty::Drain { .. }, _) => BackendState::Draining,
+impl LiveBackend {
+    /// Since when it has been in the state that it is shown in now.
+    fn shown_since(&mut self, now: Monotonic, state: BackendState) -> Monotonic {
+        let since = self.shown.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
+        self.shown = Some((state, since));
+        since
+    }
+}
+
+/// What the operator wants comes before what is possible, and both before what is on its way.
+pub(super) fn state(backend: &LiveBackend, score: Option<&Score>) -> BackendState {
+    let is_disabled = backend.config.as_ref().is_some_and(|config| config.weight.get() == 0);
+    let verdict = backend.health.as_ref().map(|health| health.judge.verdict());
+    match (backend.duty, verdict) {
         (Duty::Leave { .. }, _) => BackendState::Leaving,
-        (Duty::Serve, Some(_)) => BackendState::Unreachable,
-        (Duty::Serve, None) => BackendState::Up,
+        (Duty::Drain { .. }, _) => BackendState::Draining,
+        (Duty::Serve, _) if is_disabled => BackendState::Disabled,
+        (Duty::Serve, _) if backend.unreachable_since.is_some() => BackendState::Unreachable,
+        (Duty::Serve, Some(Verdict::Down)) => BackendState::Down,
+        (Duty::Serve, Some(Verdict::Unknown)) => BackendState::Starting,
+        (Duty::Serve, _) if score.is_some_and(|score| score.ramp < 1.0) => BackendState::Starting,
+        (Duty::Serve, _) => BackendState::Up,
+    }
+}
+
+/// Why it is in that state, where there is more to say than the state's name says.
+fn reason(backend: &LiveBackend, score: Option<&Score>) -> Option<String> {
+    let checks = backend.health.as_ref().map(|health| health.judge.reason().to_owned());
+    match state(backend, score) {
+        BackendState::Leaving | BackendState::Draining | BackendState::Disabled => None,
+        BackendState::Unreachable => {
+            let why = backend.hop.and_then(|hop| Reason::from_index(hop.unusable));
+            Some(match why {
+                Some(Reason::NoNeighbour) => "its link-layer address is not known".to_owned(),
+                _ => "there is no way to it by the configured interfaces".to_owned(),
+            })
+        }
+        BackendState::Starting if backend.health.as_ref().is_none_or(Checked::is_up) => {
+            Some(format!("slow start: {:.0}% of its weight", score.map_or(1.0, |score| score.ramp) * 100.0))
+        }
+        BackendState::Starting | BackendState::Down | BackendState::Up => checks,
+    }
+}
+
+fn health_status(judge: &Judge, now: Monotonic) -> HealthStatus {
+    let (passed, failed) = judge.run();
+    HealthStatus {
+        verdict: match judge.verdict() {
+            Verdict::Unknown => HealthVerdict::Unknown,
+            Verdict::Up => HealthVerdict::Up,
+            Verdict::Down => HealthVerdict::Down,
+        },
+        since_s: now.since(judge.since()).as_secs_f64(),
+        reason: judge.reason().to_owned(),
+        passed,
+        failed,
+        last_failure: judge.last_failure().map(ToOwned::to_owned),
     }
 }
 

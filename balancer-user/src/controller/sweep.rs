@@ -8,6 +8,7 @@ use balancer_common::{BackendId, Control, FlowEntry, FlowState, TCP, flags};
 
 use super::{
     Controller,
+    health::Checked,
     records::stamp,
     seats::{Duty, LiveBackend},
 };
@@ -46,7 +47,7 @@ struct Census {
 }
 
 /// Which flows of a backend are ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Doom {
     None,
     /// Those that lose nothing by being scheduled anew: UDP, and half-open connections.
@@ -224,11 +225,13 @@ fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {
     if backend.ends().is_some_and(|until| now >= until) {
         return Doom::All;
     }
-    match backend.unreachable_since.map(|since| now.since(since)) {
-        Some(time) if time >= DOWN_AFTER && time >= backend.drain_timeout => Doom::All,
-        Some(time) if time >= DOWN_AFTER => Doom::Light,
+    let gone = |since: Option<Monotonic>, down_after| match since.map(|since| now.since(since)) {
+        Some(time) if time >= down_after && time >= backend.drain_timeout => Doom::All,
+        Some(time) if time >= down_after => Doom::Light,
         _ => Doom::None,
-    }
+    };
+    let failed_since = backend.health.as_ref().and_then(Checked::down_since);
+    gone(backend.unreachable_since, DOWN_AFTER).max(gone(failed_since, Duration::ZERO))
 }
 
 #[cfg(test)]

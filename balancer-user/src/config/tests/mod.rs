@@ -148,6 +148,10 @@ fn the_example_says_what_it_says() {
     assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
     assert_eq!((web.protocol, web.method, web.forward), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
     assert_eq!(web.snat, Snat::Auto);
+    let expect = "200-299".parse().expect("statuses");
+    let probe = Probe::Http { tls: false, path: "/healthz".to_owned(), host: None, expect };
+    let [interval, timeout] = [5, 2].map(Duration::from_secs);
+    assert_eq!(web.health, Some(Health { probe, port: None, interval, timeout, rise: 2, fall: 3 }));
     assert_eq!(web.idle_timeout, Duration::from_secs(7200));
     assert_eq!(bytes_of(web), [192, 0, 2, 10, 0, 80, 6, 0]);
     assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0, 1]);
@@ -179,6 +183,15 @@ fn what_is_left_out_has_the_documented_defaults() {
     assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
     let service = &config.services[0];
     assert_eq!((service.requests, service.persistence), (Requests::Flow, None));
+    let checked = base_with(8, "method = \"maglev\"\nhealth = { kind = \"http\" }");
+    let health = Config::parse("f", &checked).expect("valid").services.remove(0).health.expect("checks");
+    let example = Config::load(&path).expect("the example is valid").services.remove(0).health.expect("checks");
+    let expect = "200-299".parse().expect("statuses");
+    let probe = Probe::Http { tls: false, path: "/".to_owned(), host: None, expect };
+    assert_eq!((service.health.as_ref(), health), (None, Health { probe, ..example }));
+    let hasty = base_with(8, "method = \"maglev\"\nhealth = { kind = \"tcp\", interval = \"1s\" }");
+    let hasty = Config::parse("f", &hasty).expect("valid").services.remove(0).health.expect("checks");
+    assert_eq!(hasty.timeout, Duration::from_secs(1));
     assert_eq!((service.drain_timeout, service.slow_start), (Duration::from_secs(60), Duration::ZERO));
     let backend = &service.backends[0];
     assert_eq!((backend.weight.get(), backend.backup, backend.max_active), (1, false, None));

@@ -5,7 +5,7 @@ use crate::config::service::SERVICE;
 use crate::method::Method;
 
 const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
-                            drain-timeout, persistence, rtsp-nat, slow-start, no-backend, unknown-flow, backend";
+                            drain-timeout, persistence, rtsp-nat, slow-start, health, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -207,7 +207,7 @@ fn keys() {
         (
             8,
             "method = \"round-robin\"\nhealth = { kind = \"tcp\" }",
-            &[&allowed("9:1", "`health` in [[service]] is not supported yet", SERVICE_KEYS)],
+            &[],
         ),
         (
             11,
@@ -558,4 +558,83 @@ fn data_ports_of_rtsp_services_do_not_overlap() {
     let expected =
         "f:14:11: service address 192.0.2.10:6980 with udp stands on line 8 already; allowed: once";
     assert_eq!(faults_of(&format!("{daemon}{first}{udp}")), [expected]);
+}
+
+#[test]
+fn health() {
+    let exchange = "kind, port, send, receive, interval, timeout, rise, fall";
+    let request = "kind, port, path, host, expect, interval, timeout, rise, fall";
+    let unknown = |column: usize, key: &str, kind: &str, allowed: &str| {
+        format!("9:{column}: unknown key `{key}` in health of kind \"{kind}\"; allowed: {allowed}")
+    };
+    let kinds = "\"tcp\", \"udp\", \"http\", \"https\", \"ping\", \"exec\"";
+    let codes = "status codes from 100 to 599 in quotes, \"200\", \"200-299\" or \"200,301-308\"";
+    let bytes = "at most 1024 bytes in quotes: a text, or \"hex:\" and pairs of hexadecimal digits";
+    let long = "x".repeat(1025);
+    for (health, expected) in [
+        (r#"{ kind = "tcp" }"#, vec![]),
+        (r#"{ kind = "tcp", port = 9000, send = "PING\r\n", receive = "+PONG" }"#, vec![]),
+        (r#"{ kind = "udp", send = "hex:00fF", receive = "hex:" }"#, vec![]),
+        (r#"{ kind = "http", path = "/a?b=c", host = "www.example.com:8080", expect = "200, 301-308" }"#, vec![]),
+        (r#"{ kind = "https", port = 8443, interval = "1s", timeout = "1s", rise = 100, fall = 1 }"#, vec![]),
+        (r#"{ kind = "ping", interval = "100ms" }"#, vec![]),
+        (r#"{ kind = "exec", command = ["/bin/true", "", "-x"], interval = "1h" }"#, vec![]),
+        (r#""tcp""#, vec!["9:10: health is of type string; needed: a table".to_owned()]),
+        ("{}", vec!["9:10: `kind` is missing in health; needed: kind = \"tcp\"".to_owned()]),
+        (r#"{ kind = "sctp", path = "/" }"#, vec![format!("9:19: `kind` is \"sctp\"; allowed: {kinds}")]),
+        (r#"{ kind = "tcp", path = "/" }"#, vec![unknown(26, "path", "tcp", exchange)]),
+        (r#"{ kind = "https", send = "x" }"#, vec![unknown(28, "send", "https", request)]),
+        (r#"{ kind = "ping", port = 1 }"#, vec![unknown(27, "port", "ping", "kind, interval, timeout, rise, fall")]),
+        (
+            r#"{ kind = "tcp", interval = "1s", timeout = "1001ms", rise = 0, fall = 101, port = 0 }"#,
+            vec![
+                "9:53: `timeout` is \"1s 1ms\" with an `interval` of \"1s\"; allowed: at most that".to_owned(),
+                "9:70: `rise` is 0; allowed: an integer from 1 to 100".to_owned(),
+                "9:80: `fall` is 101; allowed: an integer from 1 to 100".to_owned(),
+                "9:92: `port` is 0; allowed: an integer from 1 to 65535".to_owned(),
+            ],
+        ),
+        (
+            r#"{ kind = "tcp", interval = "99ms" }"#,
+            vec!["9:37: `interval` is \"99ms\"; allowed: a duration in quotes from \"100ms\" to \"1h\"".to_owned()],
+        ),
+        (r#"{ kind = "http", expect = "200-" }"#, vec![format!("9:36: `expect` is \"200-\"; allowed: {codes}")]),
+        (r#"{ kind = "http", expect = "299-200" }"#, vec![format!("9:36: `expect` is \"299-200\"; allowed: {codes}")]),
+        (r#"{ kind = "http", expect = "99" }"#, vec![format!("9:36: `expect` is \"99\"; allowed: {codes}")]),
+        (
+            r#"{ kind = "http", path = "healthz", host = "a b" }"#,
+            vec![
+                "9:34: `path` is \"healthz\"; allowed: a path of at most 1024 bytes in quotes, without spaces, that begins \
+                 with /"
+                    .to_owned(),
+                "9:52: `host` is \"a b\"; allowed: a host name of at most 1024 bytes in quotes, without spaces and slashes"
+                    .to_owned(),
+            ],
+        ),
+        (r#"{ kind = "udp", send = "hex:0" }"#, vec![format!("9:33: `send` is \"hex:0\"; allowed: {bytes}")]),
+        (
+            &format!(r#"{{ kind = "udp", receive = "{long}" }}"#),
+            vec![format!("9:36: `receive` is \"{}…; allowed: {bytes}", "x".repeat(59))],
+        ),
+        (
+            r#"{ kind = "exec" }"#,
+            vec![
+                "9:10: `command` is missing in health of kind \"exec\"; needed: command = [\"/usr/local/bin/check\", \
+                 \"--fast\"]"
+                    .to_owned(),
+            ],
+        ),
+        (r#"{ kind = "exec", command = [] }"#, vec!["9:37: `command` has 0 elements; allowed: 1 to 100".to_owned()]),
+        (
+            r#"{ kind = "exec", command = ["check", 7] }"#,
+            vec![
+                "9:38: `command` is \"check\"; allowed: the absolute path of a program in quotes".to_owned(),
+                "9:47: `command` is 7; allowed: an argument in quotes".to_owned(),
+            ],
+        ),
+    ] {
+        let faults = faults_of(&base_with(8, &format!("method = \"round-robin\"\nhealth = {health}")));
+        let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
+        assert_eq!(faults, expected, "{health}");
+    }
 }

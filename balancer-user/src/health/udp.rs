@@ -1,0 +1,23 @@
+//! A datagram, and its answer.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use tokio::net::UdpSocket;
+
+use super::{Limit, Outcome, said, shown};
+
+pub(super) async fn probe(address: SocketAddrV4, send: &[u8], receive: &[u8], limit: Limit) -> Outcome {
+    let mut answer = vec![0; receive.len().max(1)];
+    let exchange = async {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+        socket.connect(address).await?;
+        socket.send(send).await?;
+        socket.recv(&mut answer).await
+    };
+    let length = limit.wait("answer", exchange).await?.map_err(|error| match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => "port unreachable".to_owned(),
+        _ => said(&error),
+    })?;
+    answer.truncate(length);
+    if answer.starts_with(receive) { Ok(()) } else { Err(format!("the answer begins with {}", shown(&answer))) }
+}
