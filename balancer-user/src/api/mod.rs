@@ -1,7 +1,7 @@
 //! How the other verbs ask the daemon: HTTP over a Unix socket, requests and answers in JSON.
 //!
 //! The status is read as it was last published; everything else goes to the controller through a queue of bounded
-//! length, and is answered between two ticks. So no client can delay the controller, however slow it is.
+//! length, and is answered between two ticks; and clients are few. So none can delay the controller, however slow it is.
 
 mod backend;
 pub mod client;
@@ -21,8 +21,8 @@ pub use flows::{
     CountFlows, Flow, FlowCount, FlowFilter, FlowList, FlowState, KillFlows, Killed, LARGEST_LIST, ListFlows,
 };
 pub use model::{
-    AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict, InterfaceStatus, ResponseTime,
-    ServiceStatus, Status,
+    AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict,
+    InterfaceStatus, ResponseTime, ServiceStatus, Status,
 };
 pub use refusal::Refusal;
 pub use server::{Published, Server};

@@ -1,20 +1,30 @@
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use tokio::net::UnixListener;
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::sleep;
 
 use super::model::Status;
 use super::refusal::Refusal;
 use super::socket::SocketFile;
 use super::verb::{Ask, EachVerb, LARGEST_REQUEST, STATUS_PATH, Verb, verbs};
 use crate::clock::Monotonic;
+
+/// Most clients that are connected.
+const MOST_CLIENTS: usize = 64;
+/// How long nobody is accepted after the kernel has refused to.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the controller tells without being asked.
 #[derive(Clone, Debug)]
@@ -63,11 +73,48 @@ impl Server {
         let router = Router::new().route(STATUS_PATH, get(answer_status));
         let router =
             verbs(router).layer(DefaultBodyLimit::max(LARGEST_REQUEST)).with_state(Daemon { published, ask });
-        let serving = axum::serve(listener, router).into_future();
-        tokio::select! {
-            served = serving => served.context("serve the control socket"),
-            () = stop => Ok(()),
+        tokio::pin!(stop);
+        let mut clients = Clients::default();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => clients.serve(stream, router.clone()),
+                    Err(error) => {
+                        tracing::warn!("accept a client of the control socket: {error}");
+                        // As when there are too many open files: it may pass, and not at once.
+                        sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(_) = clients.tasks.join_next() => {}
+                () = &mut stop => return Ok(()),
+            }
         }
+    }
+}
+
+/// Who is connected: `MOST_CLIENTS` at most.
+#[derive(Default)]
+struct Clients {
+    tasks: JoinSet<()>,
+    /// In the order in which they came.
+    order: VecDeque<AbortHandle>,
+}
+
+impl Clients {
+    /// Serves another one, until it has gone. When there are too many, the one that has been there longest gives way: so those
+    /// that connect and stay keep nobody out.
+    fn serve(&mut self, stream: UnixStream, router: Router) {
+        self.order.retain(|client| !client.is_finished());
+        if self.order.len() >= MOST_CLIENTS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            oldest.abort();
+        }
+        self.order.push_back(self.tasks.spawn(async move {
+            let service = TowerToHyperService::new(router);
+            // What goes wrong with a client is the client's business.
+            drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+        }));
     }
 }
 
@@ -102,11 +149,10 @@ fn read<V: Verb>(body: &[u8]) -> Result<V, Refusal> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::Write;
+    use std::io::{ErrorKind::WouldBlock, Write};
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+    use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
     use std::path::PathBuf;
-    use std::time::Duration;
 
     use tempfile::TempDir;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -181,7 +227,7 @@ mod tests {
         let serving = tokio::spawn(server.serve(published, ask, async { drop(stopped.await) }));
 
         // A client that asks and never reads delays nobody.
-        let mut slow = UnixStream::connect(&socket).expect("connected");
+        let mut slow = StdStream::connect(&socket).expect("connected");
         write!(slow, "GET {STATUS_PATH} HTTP/1.1\r\nhost: x\r\n\r\n").expect("sent");
 
         for status in [Status::default(), example()] {
@@ -315,6 +361,28 @@ mod tests {
         assert_eq!(line, "HTTP/1.1 413 Payload Too Large");
         assert_eq!(answer, r#"{"error":"the request is larger than 65536 bytes"}"#);
         assert!(running.received.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn of_too_many_clients_the_oldest_gives_way() {
+        let running = Running::start(LIMIT).await;
+        let mut clients = Vec::new();
+        for _ in 0..MOST_CLIENTS + 3 {
+            clients.push(tokio::net::UnixStream::connect(&running.socket).await.expect("connected"));
+        }
+        // Whoever comes last is served, and is one more.
+        client::get(&running.socket, STATUS_PATH, LIMIT).await.expect("an answer");
+        for (number, client) in clients.iter_mut().enumerate() {
+            let mut byte = [0; 1];
+            if number < 4 {
+                assert_eq!(client.read(&mut byte).await.expect("the end"), 0, "{number}");
+            } else {
+                assert!(
+                    client.try_read(&mut byte).is_err_and(|error| error.kind() == WouldBlock),
+                    "{number}"
+                );
+            }
+        }
     }
 
     #[tokio::test]
