@@ -69,6 +69,8 @@ pub fn drops(status: &Status) -> Vec<(&str, u64)> {
 /// Waits until every backend of every service can be reached, also where its weight is 0.
 pub fn wait_until_up(balancer: &Balancer) -> Result<Status> {
     wait(balancer, "every backend up", |status| {
-        each(status, |backend| backend.state).iter().all(|state| matches!(state, BackendState::Up | BackendState::Disabled))
+        each(status, |backend| backend.state)
+            .iter()
+            .all(|state| matches!(state, BackendState::Up | BackendState::Disabled))
     })
 }

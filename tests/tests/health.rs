@@ -227,13 +227,17 @@ fn every_kind_of_check_finds_a_server_and_its_end() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).display().to_string();
     let mut openssl = Command::new("openssl");
-    openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x".split(' '));
+    openssl
+        .args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x".split(' '));
     openssl.args(["-keyout", &at("key"), "-out", &at("certificate")]);
     balancer_tests::process::output(&mut openssl, DEFAULT_LIMIT).unwrap();
     let script = directory.path().join("check");
     let flag = at("fine");
-    fs::write(&script, format!("#!/bin/sh\ntest $BALANCER_ADDRESS:$BALANCER_PORT = 10.0.2.11:8080 && test -e {flag}\n"))
-        .unwrap();
+    fs::write(
+        &script,
+        format!("#!/bin/sh\ntest $BALANCER_ADDRESS:$BALANCER_PORT = 10.0.2.11:8080 && test -e {flag}\n"),
+    )
+    .unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
 
     let kinds = [
@@ -310,13 +314,19 @@ fn a_hundred_black_holes_delay_nobody() {
     let expected: Vec<_> = [&[Up][..], &[Down; 100]].concat();
     let status = wait_for(&balancer, &expected);
     assert_eq!(backend(&status, 2).reason.as_deref(), Some("1 check failed: no connection within 1s"));
-    for (manner, state) in [(Manner::Broken, Down), (Manner::Good, Up), (Manner::Silent, Down), (Manner::Good, Up)] {
+    for (manner, state) in
+        [(Manner::Broken, Down), (Manner::Good, Up), (Manner::Silent, Down), (Manner::Good, Up)]
+    {
         let (begun, asked) = (Instant::now(), server.asked.load(Relaxed));
         server.be(manner);
         status::wait(&balancer, "the one state", |status| states(status)[0] == state).unwrap();
         let checks = server.asked.load(Relaxed) - asked;
         // At once with the next check, which comes within an interval; a silent one has a timeout besides.
-        assert!(begun.elapsed() < Duration::from_millis(2_800) && checks <= 2, "{:?}, {checks}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_millis(2_800) && checks <= 2,
+            "{:?}, {checks}",
+            begun.elapsed()
+        );
     }
 }
 
@@ -325,8 +335,10 @@ fn flows_of_a_backend_that_fails() {
     let bench = Plan::backends(2).build().unwrap();
     let checks = Server::start(&bench.backends[0], SocketAddrV4::new(backend_address(1), 9000), Manner::Good);
     let _other = Server::start(&bench.backends[1], SocketAddrV4::new(backend_address(2), 9000), Manner::Good);
-    let _echoes: Vec<Echo> =
-        (1..).zip(&bench.backends).map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap()).collect();
+    let _echoes: Vec<Echo> = (1..)
+        .zip(&bench.backends)
+        .map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap())
+        .collect();
     let _responders = responder::Responders::start(&bench).unwrap();
     let more = "drain-timeout = \"3s\"\n\
                 health = { kind = \"http\", port = 9000, interval = \"100ms\", rise = 2, fall = 2 }";
@@ -351,7 +363,11 @@ fn flows_of_a_backend_that_fails() {
     // Back in time: nothing is lost.
     checks.be(Manner::Good);
     wait_for(&balancer, &[Up; 4]);
-    assert!(failed.elapsed() < Duration::from_millis(2_900), "too slow to say anything: {:?}", failed.elapsed());
+    assert!(
+        failed.elapsed() < Duration::from_millis(2_900),
+        "too slow to say anything: {:?}",
+        failed.elapsed()
+    );
     exchange(&mut streams[0]).unwrap();
 
     // Not back: the connection goes on until the drain timeout, and ends with a RST.
@@ -380,8 +396,10 @@ fn no_backend_that_serves() {
             Server::start(netns, SocketAddrV4::new(backend_address(number), 9000), Manner::Broken)
         })
         .collect();
-    let _echoes: Vec<Echo> =
-        (1..).zip(&bench.backends).map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap()).collect();
+    let _echoes: Vec<Echo> = (1..)
+        .zip(&bench.backends)
+        .map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap())
+        .collect();
     let _responders = responder::Responders::start(&bench).unwrap();
     let more = "health = { kind = \"http\", port = 9000, interval = \"200ms\", rise = 1, fall = 1 }";
     let services = [service("tcp", &[1, 1], more), service("udp", &[1, 1], more)];
@@ -392,7 +410,10 @@ fn no_backend_that_serves() {
     }
     let conversation = responder::connect(&bench).unwrap();
     let refused = eventually(LIMIT, "a refusal", || {
-        conversation.send(b"x").err().or_else(|| conversation.recv(&mut [0; 10]).err())
+        conversation
+            .send(b"x")
+            .err()
+            .or_else(|| conversation.recv(&mut [0; 10]).err())
             .filter(|error| error.kind() == ErrorKind::ConnectionRefused)
     });
     refused.unwrap();
@@ -417,8 +438,10 @@ fn health_goes_on_over_reloads_and_restarts() {
         Server::start(&bench.backends[usize::from(number) - 1], address, manner)
     };
     let (first, _second) = (checks(1, Manner::Broken), checks(2, Manner::Good));
-    let _echoes: Vec<Echo> =
-        (1..).zip(&bench.backends).map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap()).collect();
+    let _echoes: Vec<Echo> = (1..)
+        .zip(&bench.backends)
+        .map(|(number, netns)| Echo::tcp(netns, endpoint(number)).unwrap())
+        .collect();
     let text = |weights: &[u8], interval: &str| {
         let more = format!(
             "health = {{ kind = \"http\", port = 9000, interval = \"{interval}\", timeout = \"100ms\", rise = 3, fall = 2 }}"

@@ -8,7 +8,9 @@ use comfy_table::CellAlignment::{Left, Right};
 
 use super::{daemon::Daemon, output};
 use crate::api::client::{WrongCall, understand};
-use crate::api::{BackendState, BackendStatus, ByState, FlowsStatus, Refusal, STATUS_PATH, ServiceStatus, Status};
+use crate::api::{
+    BackendState, BackendStatus, ByState, FlowsStatus, Refusal, STATUS_PATH, ServiceStatus, Status,
+};
 use crate::cli::StatusArgs;
 
 /// Longest time that the daemon may take to answer.
@@ -153,7 +155,10 @@ evicted        8 half open, 1 closing
 drops          malformed 7
 selection age  12 ms
 ";
-        let expected = expected.replace("\n\ninter", "\n web-12 unreachable for 12s: its link-layer address is not known\n\ninter");
+        let expected = expected.replace(
+            "\n\ninter",
+            "\n web-12 unreachable for 12s: its link-layer address is not known\n\ninter",
+        );
         assert_eq!(table(&status, true, false), expected);
 
         status.services[0].backends.clear();

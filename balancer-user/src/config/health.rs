@@ -119,7 +119,9 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Bytes, Refused> {
         let bytes = match text.strip_prefix("hex:") {
             None => Some(text.as_bytes().to_vec()),
-            Some(digits) if digits.len() % 2 == 0 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()) => {
+            Some(digits)
+                if digits.len() % 2 == 0 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()) =>
+            {
                 let pairs = (0..digits.len()).step_by(2);
                 pairs.map(|place| u8::from_str_radix(&digits[place..place + 2], 16).ok()).collect()
             }
@@ -173,11 +175,8 @@ const fn schema(kind: Kind) -> &'static Schema {
     const UDP: Schema = Schema { title: "health of kind \"udp\"", keys: EXCHANGE, later: &[] };
     const HTTP: Schema = Schema { title: "health of kind \"http\"", keys: REQUEST, later: &[] };
     const HTTPS: Schema = Schema { title: "health of kind \"https\"", keys: REQUEST, later: &[] };
-    const PING: Schema = Schema {
-        title: "health of kind \"ping\"",
-        keys: &[KIND, INTERVAL, TIMEOUT, RISE, FALL],
-        later: &[],
-    };
+    const PING: Schema =
+        Schema { title: "health of kind \"ping\"", keys: &[KIND, INTERVAL, TIMEOUT, RISE, FALL], later: &[] };
     const EXEC: Schema = Schema {
         title: "health of kind \"exec\"",
         keys: &[KIND, PORT, COMMAND, INTERVAL, TIMEOUT, RISE, FALL],
@@ -226,8 +225,9 @@ impl Health {
             && timeout > interval
         {
             let [interval, timeout] = [interval, timeout].map(humantime::format_duration);
-            let message =
-                format!("`timeout` is \"{timeout}\" with an `interval` of \"{interval}\"; allowed: at most that");
+            let message = format!(
+                "`timeout` is \"{timeout}\" with an `interval` of \"{interval}\"; allowed: at most that"
+            );
             findings.add(section.place_of("timeout"), message);
         }
         let rise = section.optional("rise", 2, value::integer(1..=100), findings);

@@ -114,7 +114,9 @@ mod tests {
         // An open file that a careless program would hand on.
         let handed_on = fs::File::create(directory.path().join("open")).unwrap();
         nix::fcntl::fcntl(&handed_on, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
-        let script = format!("env | sort > {at}/env; ls -l /proc/$$/fd > {at}/fd; ps -o pgid= -p $$ > {at}/pgid; echo $$ > {at}/pid");
+        let script = format!(
+            "env | sort > {at}/env; ls -l /proc/$$/fd > {at}/fd; ps -o pgid= -p $$ > {at}/pgid; echo $$ > {at}/pid"
+        );
         assert_eq!(outcome(&script, LONG).await, Ok(()));
         let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
         let environment = read("env");
@@ -126,7 +128,12 @@ mod tests {
             "BALANCER_SERVICE=web",
             "PWD=/",
         ];
-        let own: Vec<&str> = own.into_iter().filter(|line| !line.starts_with("_=") && !line.starts_with("OLDPWD") && !line.starts_with("SHLVL")).collect();
+        let own: Vec<&str> = own
+            .into_iter()
+            .filter(|line| {
+                !line.starts_with("_=") && !line.starts_with("OLDPWD") && !line.starts_with("SHLVL")
+            })
+            .collect();
         assert_eq!(own, expected);
         assert!(!read("fd").contains("/open"), "{}", read("fd"));
         assert_eq!(read("pgid").trim(), read("pid").trim());
@@ -142,7 +149,9 @@ mod tests {
         assert_eq!(outcome, Err("no exit within 1s".to_owned()));
         assert!(begun.elapsed() < Duration::from_secs(10));
         let id = fs::read_to_string(&pid).unwrap();
-        let gone = || fs::read_to_string(format!("/proc/{}/stat", id.trim())).map_or(true, |stat| stat.contains(") Z "));
+        let gone = || {
+            fs::read_to_string(format!("/proc/{}/stat", id.trim())).map_or(true, |stat| stat.contains(") Z "))
+        };
         while !gone() {
             assert!(begun.elapsed() < Duration::from_secs(10), "it is still there");
             tokio::time::sleep(Duration::from_millis(5)).await;

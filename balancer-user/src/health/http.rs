@@ -44,7 +44,8 @@ async fn exchange(
     host: &str,
     get: &Get<'_>,
 ) -> Outcome {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| said(&error))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| said(&error))?;
     let request = Request::get(get.path)
         .header(HOST, host)
         .header(USER_AGENT, "balancer")

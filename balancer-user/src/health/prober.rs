@@ -100,10 +100,8 @@ impl Drop for Prober {
 }
 
 async fn check_all(mut targets: watch::Receiver<Vec<Arc<Target>>>, reports: mpsc::Sender<Report>) {
-    let room = Arc::new(Room {
-        sockets: Semaphore::new(MOST_SOCKETS),
-        programs: Semaphore::new(MOST_PROGRAMS),
-    });
+    let room =
+        Arc::new(Room { sockets: Semaphore::new(MOST_SOCKETS), programs: Semaphore::new(MOST_PROGRAMS) });
     let mut tasks = JoinSet::new();
     let mut running: HashMap<Arc<Target>, AbortHandle> = HashMap::new();
     loop {

@@ -24,7 +24,11 @@ impl Rounds {
     pub(super) fn new(begin: Monotonic, interval: Duration, who: &impl Hash) -> Rounds {
         let mut hasher = DefaultHasher::new();
         who.hash(&mut hasher);
-        Rounds { begin, interval, place: interval.mul_f64((hasher.finish() >> 32) as f64 / (1_u64 << 32) as f64) }
+        Rounds {
+            begin,
+            interval,
+            place: interval.mul_f64((hasher.finish() >> 32) as f64 / (1_u64 << 32) as f64),
+        }
     }
 
     /// When the first check is made.

@@ -97,7 +97,11 @@ mod tests {
             ("2001:db8::1", Some("2001:db8::1")),
             ("-", None),
         ] {
-            assert_eq!(server_name(host).map(|name| name.to_str().into_owned()).as_deref(), expected, "{host}");
+            assert_eq!(
+                server_name(host).map(|name| name.to_str().into_owned()).as_deref(),
+                expected,
+                "{host}"
+            );
         }
     }
 }

@@ -19,5 +19,9 @@ pub(super) async fn probe(address: SocketAddrV4, send: &[u8], receive: &[u8], li
         _ => said(&error),
     })?;
     answer.truncate(length);
-    if answer.starts_with(receive) { Ok(()) } else { Err(format!("the answer begins with {}", shown(&answer))) }
+    if answer.starts_with(receive) {
+        Ok(())
+    } else {
+        Err(format!("the answer begins with {}", shown(&answer)))
+    }
 }

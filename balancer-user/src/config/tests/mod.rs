@@ -185,7 +185,8 @@ fn what_is_left_out_has_the_documented_defaults() {
     assert_eq!((service.requests, service.persistence), (Requests::Flow, None));
     let checked = base_with(8, "method = \"maglev\"\nhealth = { kind = \"http\" }");
     let health = Config::parse("f", &checked).expect("valid").services.remove(0).health.expect("checks");
-    let example = Config::load(&path).expect("the example is valid").services.remove(0).health.expect("checks");
+    let example =
+        Config::load(&path).expect("the example is valid").services.remove(0).health.expect("checks");
     let expect = "200-299".parse().expect("statuses");
     let probe = Probe::Http { tls: false, path: "/".to_owned(), host: None, expect };
     assert_eq!((service.health.as_ref(), health), (None, Health { probe, ..example }));

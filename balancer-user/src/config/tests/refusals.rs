@@ -204,11 +204,7 @@ fn keys() {
                 &allowed("6:1", "unknown key `adress` in [[service]], did you mean `address`?", SERVICE_KEYS),
             ],
         ),
-        (
-            8,
-            "method = \"round-robin\"\nhealth = { kind = \"tcp\" }",
-            &[],
-        ),
+        (8, "method = \"round-robin\"\nhealth = { kind = \"tcp\" }", &[]),
         (
             11,
             "address = \"10.0.0.11:80\"\nback-up = true",
