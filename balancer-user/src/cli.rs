@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
@@ -60,9 +61,20 @@ enum Verb {
     /// List, count or kill flows: the TCP connections and UDP conversations that are remembered
     #[command(subcommand)]
     Flows(FlowsVerb),
-    /// Take a backend out of the choice, or put it in again
+    /// Add, change or remove services, while the balancer runs
+    #[command(subcommand)]
+    Service(ServiceVerb),
+    /// Add, change or remove backends, take one out of the choice, or put it in again
     #[command(subcommand)]
     Backend(BackendVerb),
+    /// Show what a reload of a configuration would change
+    #[command(after_help = "Example:\n  balancer plan -c /etc/balancer.toml\n\nNothing changes.")]
+    Plan(PlanArgs),
+    /// Put an earlier configuration in force again
+    #[command(after_help = "Examples:\n  balancer rollback             the last one before this\n  \
+        balancer rollback --to 3      that of generation 3; `balancer plan` says which there are\n\n\
+        It is a generation of its own: rolling back again goes back to where it came from. A restart begins with the file.")]
+    Rollback(RollbackArgs),
     /// Play a table of loads and print which backend each request goes to
     #[command(after_help = "Example:\n  balancer simulate tests/vectors/selection-tables.json")]
     Simulate(SimulateArgs),
@@ -150,9 +162,163 @@ pub struct WhatIfArgs {
     pub daemon: DaemonArgs,
 }
 
+/// What `plan` is asked.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The configuration, a TOML file; its `socket` is where the daemon is asked
+    #[arg(short, long = "config", value_name = "FILE")]
+    pub config: PathBuf,
+    /// The daemon's control socket, if it is another one
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `rollback` is asked.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// The number of the generation [default: the last one before this]
+    #[arg(long, value_name = "N")]
+    pub to: Option<u64>,
+    /// Write it to the daemon's file as well
+    #[arg(long)]
+    pub save: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// What is done with a service.
+#[derive(Debug, Subcommand)]
+pub enum ServiceVerb {
+    /// Add a service, without backends yet
+    #[command(after_help = "Example:\n  \
+        balancer service add api address=192.0.2.11:80 protocol=tcp method=least-request --save")]
+    Add {
+        /// Its name
+        name: String,
+        /// Its keys, as in the file
+        #[arg(value_name = "KEY=VALUE")]
+        keys: Vec<Assignment>,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
+    /// Change keys of a service; its flows go on
+    #[command(after_help = "Examples:\n  balancer service set web method=least-request slow-start=30s\n  \
+        balancer service set web 'health={ kind = \"http\", path = \"/healthz\" }' --save\n  \
+        balancer service set web health=          without it, as if it had never been written")]
+    Set {
+        /// Its name
+        name: String,
+        /// The keys that change, as in the file; nothing after the `=` takes a key out
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        keys: Vec<Assignment>,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
+    /// Remove a service; its flows go on until its drain-timeout
+    #[command(after_help = "Example:\n  balancer service rm api")]
+    Rm {
+        /// Its name
+        name: String,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
+}
+
+/// How the running configuration is changed.
+#[derive(Debug, Args)]
+pub struct ChangeArgs {
+    /// Write it to the daemon's file as well, whose comments stay
+    #[arg(long)]
+    pub save: bool,
+    /// Only say what would change
+    #[arg(long, conflicts_with = "save")]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
+/// A key and its value as in the file: TOML, or else a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// The key.
+    pub key: String,
+    /// Its value; null = none.
+    pub value: serde_json::Value,
+}
+
+impl FromStr for Assignment {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Assignment, &'static str> {
+        let (key, value) = text.split_once('=').ok_or("not of the form KEY=VALUE")?;
+        let (key, value) = (key.trim().to_owned(), value.trim());
+        if value.is_empty() {
+            return Ok(Assignment { key, value: serde_json::Value::Null });
+        }
+        let read = toml::from_str::<serde_json::Map<_, _>>(&format!("value = {value}"));
+        let read = read.ok().and_then(|mut read| read.remove("value").filter(|_| read.is_empty()));
+        Ok(Assignment { key, value: read.unwrap_or_else(|| value.into()) })
+    }
+}
+
 /// What is done with a backend.
 #[derive(Debug, Subcommand)]
 pub enum BackendVerb {
+    /// Add a backend to a service
+    #[command(
+        after_help = "Example:\n  balancer backend add web-3 --service web address=10.0.0.13:8080 weight=2 --save"
+    )]
+    Add {
+        /// Which one.
+        #[command(flatten)]
+        which: BackendArgs,
+        /// Its keys, as in the file
+        #[arg(value_name = "KEY=VALUE")]
+        keys: Vec<Assignment>,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
+    /// Change keys of a backend; its flows go on
+    #[command(
+        after_help = "Examples:\n  balancer backend set web-1 weight=3\n  balancer backend set web-1 weight=0 --save\n  \
+        balancer backend set web-1 max-active=       without a limit"
+    )]
+    Set {
+        /// Which one.
+        #[command(flatten)]
+        which: BackendArgs,
+        /// The keys that change, as in the file; nothing after the `=` takes a key out
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        keys: Vec<Assignment>,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
+    /// Remove a backend; its flows go on until the drain-timeout
+    #[command(after_help = "Example:\n  balancer backend rm web-1 --save")]
+    Rm {
+        /// Which one.
+        #[command(flatten)]
+        which: BackendArgs,
+        /// How it is done.
+        #[command(flatten)]
+        how: ChangeArgs,
+    },
     /// Give it no new flows, and end the others at a deadline; say how many are left. Survives a restart of the daemon
     #[command(after_help = "Examples:\n  balancer backend drain web-1 --deadline 10m\n  \
         balancer backend drain web-1                 how many flows are left?\n\n\
@@ -308,7 +474,10 @@ impl Cli {
             Verb::Run(args) => commands::run::run(&args),
             Verb::Check(ConfigFile { config }) => commands::check::run(&config),
             Verb::Status(args) => commands::status::run(&args),
-            Verb::Backend(verb) => commands::backend::run(&verb),
+            Verb::Service(verb) => commands::change::service(verb),
+            Verb::Backend(verb) => commands::backend::run(verb),
+            Verb::Plan(args) => commands::plan::run(&args),
+            Verb::Rollback(args) => commands::change::rollback(&args),
             Verb::Explain(args) => commands::explain::run(&args),
             Verb::Whatif(args) => commands::whatif::run(&args),
             Verb::Flows(verb) => commands::flows::run(&verb),
@@ -354,6 +523,19 @@ mod tests {
             ("simulate f --json", None),
             ("backend drain web-1 --service web --deadline 10m --json", None),
             ("backend enable web-1", None),
+            ("backend add web-3 --service web address=10.0.0.13:8080 weight=2 --save", None),
+            ("backend set web-3 weight=", None),
+            ("backend set web-3", Some(ErrorKind::MissingRequiredArgument)),
+            ("backend set web-3 weight", Some(ErrorKind::ValueValidation)),
+            ("backend rm web-3 --dry-run --json", None),
+            ("backend rm web-3 --dry-run --save", Some(ErrorKind::ArgumentConflict)),
+            ("service add api", None),
+            ("service set web method=maglev -c f", None),
+            ("service rm web --socket /s", None),
+            ("plan -c f --socket /s --json", None),
+            ("plan", Some(ErrorKind::MissingRequiredArgument)),
+            ("rollback --to 3 --save", None),
+            ("rollback 3", Some(ErrorKind::UnknownArgument)),
             ("backend drain web-1 --deadline 10", Some(ErrorKind::ValueValidation)),
             ("backend drain", Some(ErrorKind::MissingRequiredArgument)),
             ("detach", None),
@@ -380,6 +562,24 @@ mod tests {
         ] {
             let words = std::iter::once("balancer").chain(call.split_whitespace());
             assert_eq!(Cli::try_parse_from(words).err().map(|error| error.kind()), refused, "{call}");
+        }
+    }
+
+    #[test]
+    fn values_are_toml_or_else_text() {
+        use serde_json::json;
+        for (text, key, value) in [
+            ("weight=2", "weight", json!(2)),
+            ("backup = true", "backup", json!(true)),
+            ("address=10.0.0.1:80", "address", json!("10.0.0.1:80")),
+            ("name=\"5\"", "name", json!("5")),
+            ("slow-start=30s", "slow-start", json!("30s")),
+            ("health={ kind = \"tcp\", rise = 1 }", "health", json!({"kind": "tcp", "rise": 1})),
+            ("max-active=", "max-active", json!(null)),
+            ("method=a=b", "method", json!("a=b")),
+            ("method=1\nother = 2", "method", json!("1\nother = 2")),
+        ] {
+            assert_eq!(text.parse(), Ok(Assignment { key: key.to_owned(), value }), "{text}");
         }
     }
 

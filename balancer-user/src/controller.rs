@@ -3,6 +3,7 @@
 
 mod ask;
 mod explain;
+mod generations;
 mod health;
 mod records;
 mod search;
@@ -10,7 +11,7 @@ mod seats;
 mod status;
 mod sweep;
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
@@ -19,6 +20,7 @@ use balancer_common::{
 use bytemuck::Zeroable as _;
 
 use self::{
+    generations::Generations,
     search::Searches,
     seats::{LiveBackend, LiveService},
     sweep::Walk,
@@ -62,16 +64,22 @@ pub struct Controller {
     selected: Monotonic,
     interfaces: Vec<InterfaceStatus>,
     searches: Searches,
+    generations: Generations,
 }
 
 impl Controller {
-    /// Takes over what an earlier daemon left in the maps, if anything, and applies a configuration. Until the first
-    /// `tick` of a controller that took over nothing, no flow is taken.
+    /// Takes over what an earlier daemon left in the maps, if anything, and applies a configuration, the text of which is from
+    /// `file`. Until the first `tick` of a controller that took over nothing, no flow is taken.
     ///
     /// # Errors
     ///
     /// When the kernel refuses, or there is no room beside what is still draining.
-    pub fn new(datapath: Datapath, config: Config, now: Monotonic) -> Result<Controller> {
+    pub fn new(
+        datapath: Datapath,
+        (file, text): (PathBuf, String),
+        config: Config,
+        now: Monotonic,
+    ) -> Result<Controller> {
         let walk = Walk::new(now);
         let mut controller = Controller {
             datapath,
@@ -90,6 +98,7 @@ impl Controller {
             selected: now,
             interfaces: Vec::new(),
             searches: Searches::default(),
+            generations: Generations::new(file, text),
         };
         let left = controller.take_over(now)?;
         controller.apply_after(now, &config, left)?;
@@ -102,7 +111,7 @@ impl Controller {
     /// # Errors
     ///
     /// When there is no room beside what is still draining: then nothing was changed. When the kernel refuses.
-    pub fn apply(&mut self, now: Monotonic, config: &Config) -> Result<()> {
+    fn apply(&mut self, now: Monotonic, config: &Config) -> Result<()> {
         let left = self.services.iter().map(|service| (service.config.key(), service.id)).collect();
         self.apply_after(now, config, left)
     }

@@ -14,6 +14,7 @@ pub mod datapath;
 pub mod ephemeral;
 pub mod forward;
 pub mod health;
+pub mod history;
 pub mod instance;
 pub mod load;
 pub mod maglev;

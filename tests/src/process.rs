@@ -242,6 +242,11 @@ impl Balancer {
     /// Writes another configuration and has the daemon reload it (SIGHUP).
     pub fn reload(&self, config: &str) -> Result<()> {
         self.place.write_config(config)?;
+        self.hang_up()
+    }
+
+    /// Has the daemon reload its configuration as it is.
+    pub fn hang_up(&self) -> Result<()> {
         self.process.signal(signal::Signal::SIGHUP)
     }
 

@@ -5,6 +5,7 @@
 
 mod backend;
 pub mod client;
+mod config;
 mod explain;
 mod flows;
 mod model;
@@ -14,6 +15,7 @@ mod socket;
 mod verb;
 
 pub use backend::{DrainBackend, Draining, EnableBackend, Enabled};
+pub use config::{ChangeConfig, Changed, Rollback, RunningConfig, ShowConfig};
 pub use explain::{
     Choice, Compared, Comparison, Explain, Explanation, MOST_PICKS, Pick, Standing, Stands, WhatIf,
 };

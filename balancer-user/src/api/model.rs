@@ -12,6 +12,8 @@ use crate::method::Method;
 pub struct Status {
     /// The services, in the order of the configuration.
     pub services: Vec<ServiceStatus>,
+    /// The number of the configuration in force: 1 since the start, and one more with each change.
+    pub generation: u64,
     /// The interfaces, in the order of the configuration.
     pub interfaces: Vec<InterfaceStatus>,
     /// What is in the flow table.
@@ -311,6 +313,7 @@ pub(crate) mod tests {
                 forward: Forward::Nat,
                 backends: vec![backend(11, 2), backend(12, 0)],
             }],
+            generation: 3,
             interfaces: vec![InterfaceStatus { name: "eth0".to_owned(), mode: AttachedMode::Generic }],
             flows: FlowsStatus {
                 room: 1024,
@@ -353,6 +356,7 @@ pub(crate) mod tests {
                     }
                 ]
             }],
+            "generation": 3,
             "interfaces": [{ "name": "eth0", "mode": "generic" }],
             "flows": {
                 "room": 1024,

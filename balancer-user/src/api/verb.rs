@@ -8,6 +8,9 @@
 //! | `flows kill` | POST | `/v1/flows/kill` | `KillFlows` | `Killed` |
 //! | `backend drain` | POST | `/v1/backend/drain` | `DrainBackend` | `Draining` |
 //! | `backend enable` | POST | `/v1/backend/enable` | `EnableBackend` | `Enabled` |
+//! | `service`, `backend` `add`, `set`, `rm` | POST | `/v1/config/change` | `ChangeConfig` | `Changed` |
+//! | `plan` | POST | `/v1/config/show` | `ShowConfig` | `RunningConfig` |
+//! | `rollback` | POST | `/v1/config/rollback` | `Rollback` | `Changed` |
 //! | `explain` | POST | `/v1/explain` | `Explain` | `Explanation` |
 //! | `whatif` | POST | `/v1/whatif` | `WhatIf` | `Comparison` |
 //!
@@ -22,6 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     backend::{DrainBackend, Draining, EnableBackend, Enabled},
+    config::{ChangeConfig, Changed, Rollback, RunningConfig, ShowConfig},
     explain::{Comparison, Explain, Explanation, WhatIf},
     flows::{CountFlows, FlowCount, FlowList, KillFlows, Killed, ListFlows},
     refusal::Refusal,
@@ -59,6 +63,12 @@ pub enum Command {
     DrainBackend(DrainBackend, Reply<Draining>),
     /// `backend enable`
     EnableBackend(EnableBackend, Reply<Enabled>),
+    /// `plan`
+    ShowConfig(ShowConfig, Reply<RunningConfig>),
+    /// `service` and `backend`, `add`, `set` and `rm`
+    ChangeConfig(ChangeConfig, Reply<Changed>),
+    /// `rollback`
+    Rollback(Rollback, Reply<Changed>),
     /// `explain`
     Explain(Explain, Reply<Explanation>),
     /// `whatif`
@@ -74,6 +84,9 @@ impl Command {
             Command::KillFlows(_, reply) => reply.is_abandoned(),
             Command::DrainBackend(_, reply) => reply.is_abandoned(),
             Command::EnableBackend(_, reply) => reply.is_abandoned(),
+            Command::ShowConfig(_, reply) => reply.is_abandoned(),
+            Command::ChangeConfig(_, reply) => reply.is_abandoned(),
+            Command::Rollback(_, reply) => reply.is_abandoned(),
             Command::Explain(_, reply) => reply.is_abandoned(),
             Command::WhatIf(_, reply) => reply.is_abandoned(),
         }
@@ -92,6 +105,9 @@ pub(super) fn verbs<E: EachVerb>(each: E) -> E {
         .verb::<KillFlows>()
         .verb::<DrainBackend>()
         .verb::<EnableBackend>()
+        .verb::<ShowConfig>()
+        .verb::<ChangeConfig>()
+        .verb::<Rollback>()
         .verb::<Explain>()
         .verb::<WhatIf>()
 }
@@ -133,6 +149,30 @@ impl Verb for EnableBackend {
     const PATH: &'static str = "/v1/backend/enable";
     fn command(self, reply: Reply<Enabled>) -> Command {
         Command::EnableBackend(self, reply)
+    }
+}
+
+impl Verb for ShowConfig {
+    type Answer = RunningConfig;
+    const PATH: &'static str = "/v1/config/show";
+    fn command(self, reply: Reply<RunningConfig>) -> Command {
+        Command::ShowConfig(self, reply)
+    }
+}
+
+impl Verb for ChangeConfig {
+    type Answer = Changed;
+    const PATH: &'static str = "/v1/config/change";
+    fn command(self, reply: Reply<Changed>) -> Command {
+        Command::ChangeConfig(self, reply)
+    }
+}
+
+impl Verb for Rollback {
+    type Answer = Changed;
+    const PATH: &'static str = "/v1/config/rollback";
+    fn command(self, reply: Reply<Changed>) -> Command {
+        Command::Rollback(self, reply)
     }
 }
 

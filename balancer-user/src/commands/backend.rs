@@ -1,30 +1,40 @@
-//! `balancer backend`: what an operator wishes of one backend.
+//! `balancer backend`: what an operator wants of one backend.
 
 use std::{process::ExitCode, time::Duration};
 
-use super::{daemon::Daemon, output};
+use super::{change, daemon::Daemon, output};
 use crate::{
     api::{Drain, DrainBackend, Draining, EnableBackend},
     cli::BackendVerb,
+    config::Action,
 };
 
-/// Drains a backend, or enables it.
+/// Adds, changes, removes, drains or enables a backend.
 ///
 /// # Errors
 ///
 /// When no daemon answers, or it refuses.
-pub fn run(verb: &BackendVerb) -> anyhow::Result<ExitCode> {
+pub fn run(verb: BackendVerb) -> anyhow::Result<ExitCode> {
     let text = match verb {
+        BackendVerb::Add { which, keys, how } => {
+            return change::run(Action::Add, which.service, Some(which.backend), keys, &how);
+        }
+        BackendVerb::Set { which, keys, how } => {
+            return change::run(Action::Set, which.service, Some(which.backend), keys, &how);
+        }
+        BackendVerb::Rm { which, how } => {
+            return change::run(Action::Remove, which.service, Some(which.backend), Vec::new(), &how);
+        }
         BackendVerb::Drain { which, deadline, json, daemon } => {
             let (backend, service) = (which.backend.clone(), which.service.clone());
             let deadline_ms = deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-            let draining = Daemon::find(daemon)?.ask(&DrainBackend { backend, service, deadline_ms })?;
-            if *json { output::json(&draining)? } else { told(&draining) }
+            let draining = Daemon::find(&daemon)?.ask(&DrainBackend { backend, service, deadline_ms })?;
+            if json { output::json(&draining)? } else { told(&draining) }
         }
         BackendVerb::Enable { which, json, daemon } => {
             let (backend, service) = (which.backend.clone(), which.service.clone());
-            let enabled = Daemon::find(daemon)?.ask(&EnableBackend { backend, service })?;
-            if *json {
+            let enabled = Daemon::find(&daemon)?.ask(&EnableBackend { backend, service })?;
+            if json {
                 output::json(&enabled)?
             } else {
                 format!("{} of {} takes new flows\n", enabled.backend, enabled.service)

@@ -1,12 +1,14 @@
 //! What the verbs do, one file each.
 
 pub mod backend;
+pub mod change;
 pub mod check;
 mod daemon;
 pub mod detach;
 pub mod explain;
 pub mod flows;
 mod output;
+pub mod plan;
 pub mod run;
 pub mod simulate;
 pub mod status;

@@ -1,6 +1,6 @@
 //! `balancer run`: from the configuration to the program on its interfaces, and the loop that steers it.
 
-use std::{io::IsTerminal as _, net::Ipv4Addr, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{io::IsTerminal as _, net::Ipv4Addr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::{
@@ -36,11 +36,11 @@ const STATUS_PERIOD: Duration = Duration::from_millis(200);
 
 /// Runs the balancer until SIGINT or SIGTERM.
 pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
-    let config = Config::load(&arguments.config)?;
+    let (text, config) = Config::read(&arguments.config)?;
     start_log()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the event loop")?;
-    runtime.block_on(balance(config, arguments))?;
+    runtime.block_on(balance(config, text, arguments))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +57,7 @@ fn start_log() -> Result<()> {
     tracing_log::LogTracer::init().context("join the program's log lines to the log")
 }
 
-async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
+async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()> {
     let daemon = config.daemon.clone();
     let _instance = Instance::claim(&daemon)?;
     let netlink = Netlink::open()?;
@@ -68,7 +68,7 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
     if let (Some(pins), true) = (pins, arguments.fresh) {
         remove_pinned_maps(pins)?;
     }
-    let mut controller = load(config)?;
+    let mut controller = load(config, (arguments.config.clone(), text))?;
     let (prober, reports) = Prober::start()?;
     prober.check(controller.targets());
     let addresses = controller.backend_addresses();
@@ -100,17 +100,16 @@ async fn balance(config: Config, arguments: &RunArgs) -> Result<()> {
     let (publish, published) = watch::channel(publication(&mut controller, Monotonic::now())?);
     let (ask, asked) = api::commands(api::ANSWER_LIMIT);
     let serve = server.serve(published, ask, std::future::pending());
-    let file = &arguments.config;
     let kernel = (from_kernel, to_netlink);
     let health = (prober, reports);
     tokio::select! {
-        result = steer(file, &mut controller, &mut attachments, kernel, health, asked, &publish) => result,
+        result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
 }
 
-fn load(config: Config) -> Result<Controller> {
+fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
     let sizes = Sizes {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
@@ -122,7 +121,7 @@ fn load(config: Config) -> Result<Controller> {
     if log_refusals {
         tokio::spawn(datapath.follow_log()?);
     }
-    Controller::new(datapath, config, Monotonic::now())
+    Controller::new(datapath, source, config, Monotonic::now())
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
@@ -138,25 +137,12 @@ async fn first_network(netlink: &Netlink, addresses: &[Ipv4Addr]) -> Result<crat
     }
 }
 
-/// Applies the file as it is now.
-fn reload(file: &Path, controller: &mut Controller) -> Result<()> {
-    let config = Config::load(file)?;
-    let fixed = controller.daemon().fixed_changes(&config.daemon);
-    if !fixed.is_empty() {
-        bail!("{} can't change while the balancer runs: put it back, or restart", fixed.join(", "));
-    }
-    controller.apply(Monotonic::now(), &config)?;
-    tracing::info!("reloaded {}", file.display());
-    Ok(())
-}
-
 /// What the control socket tells without asking the controller.
 fn publication(controller: &mut Controller, now: Monotonic) -> Result<Published> {
     Ok(Published { status: Arc::new(controller.status(now)?), selected: controller.selected() })
 }
 
 async fn steer(
-    file: &Path,
     controller: &mut Controller,
     attachments: &mut Attachments,
     (mut network, addresses): (watch::Receiver<crate::network::Network>, watch::Sender<Vec<Ipv4Addr>>),
@@ -171,17 +157,15 @@ async fn steer(
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut shown = Monotonic::now();
     let mut heard = Vec::new();
+    let mut generation = controller.generation();
     loop {
         tokio::select! {
             biased;
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
-            _ = hangup.recv() => match reload(file, controller) {
-                Ok(()) => {
-                    addresses.send_replace(controller.backend_addresses());
-                    prober.check(controller.targets());
-                    controller.tick(Monotonic::now())?;
-                }
+            _ = hangup.recv() => match controller.reload(Monotonic::now()) {
+                Ok(differences) if differences.is_empty() => tracing::info!("reloaded: nothing has changed"),
+                Ok(differences) => tracing::info!("reloaded: {} changes", differences.len()),
                 Err(error) => tracing::error!("reload refused, nothing has changed: {error:#}"),
             },
             changed = network.changed() => {
@@ -216,6 +200,11 @@ async fn steer(
             }
             // Everybody else has had a turn before the next slice.
             () = yield_now(), if controller.is_searching() => controller.search(Monotonic::now()),
+        }
+        if generation != controller.generation() {
+            generation = controller.generation();
+            addresses.send_replace(controller.backend_addresses());
+            prober.check(controller.targets());
         }
     }
 }

@@ -70,6 +70,7 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
         let interfaces = status.interfaces.iter().map(|port| format!("{} ({})", port.name, port.mode));
         let FlowsStatus { room, now, evicted } = &status.flows;
         let drops = status.drops.iter().filter(|&(_, &count)| count > 0);
+        let _ = writeln!(out, "generation     {}", status.generation);
         let _ = writeln!(out, "interfaces     {}", listed(interfaces));
         let _ = writeln!(out, "flows          {} of {room}", listed_by_state(now));
         let _ = writeln!(out, "evicted        {}", listed_by_state(evicted));
@@ -149,6 +150,7 @@ web  192.0.2.10:80/tcp  least-packets  nat
  web-11   10.0.0.11:8080       2  up                3     1000  150000000   10.00  46.67       1.23  233333.33  33.33%
  web-12   10.0.0.12:8080       0  unreachable       3     1000  150000000   10.00  46.67       1.23          -   0.00%
 
+generation     3
 interfaces     eth0 (generic)
 flows          5 half open, 6 established, 7 closing of 1024
 evicted        8 half open, 1 closing
@@ -157,7 +159,7 @@ selection age  12 ms
 ";
         let expected = expected.replace(
             "\n\ninter",
-            "\n web-12 unreachable for 12s: its link-layer address is not known\n\ninter",
+            "\n web-12 unreachable for 12s: its link-layer address is not known\n\ngener",
         );
         assert_eq!(table(&status, true, false), expected);
 
@@ -168,6 +170,7 @@ selection age  12 ms
 web  192.0.2.10:80/tcp  least-packets  nat
   no backends
 
+generation     3
 interfaces     eth0 (generic)
 flows          none of 1024
 evicted        none

@@ -5,6 +5,8 @@
 
 mod backend;
 mod daemon;
+mod difference;
+mod edit;
 mod endpoint;
 mod fault;
 mod file;
@@ -24,8 +26,11 @@ use toml::de::DeTable;
 
 pub use backend::{Backend, Weight};
 pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
+pub use difference::{Change, Difference};
+pub use edit::{Action, CannotEdit, Edit};
 pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
+pub use file::save;
 pub use health::{Bytes, Health, Probe, Statuses};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
@@ -61,9 +66,19 @@ impl Config {
     ///
     /// Every fault of the file; or the one reason why it can't be read.
     pub fn load(path: &Path) -> Result<Config, Faults> {
+        Config::read(path).map(|(_, config)| config)
+    }
+
+    /// The same, with the text of the file.
+    ///
+    /// # Errors
+    ///
+    /// As `load`.
+    pub fn read(path: &Path) -> Result<(String, Config), Faults> {
         let name = path.display().to_string();
         let text = file::read(path, &name)?;
-        Config::parse(&name, &text)
+        let config = Config::parse(&name, &text)?;
+        Ok((text, config))
     }
 
     /// Judges `text`; `file_name` only stands in the faults.

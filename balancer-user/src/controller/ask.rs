@@ -21,6 +21,9 @@ impl Controller {
             Command::DrainBackend(drain, reply) => reply.send(self.drain_backend(&drain)),
             Command::EnableBackend(enable, reply) => reply.send(self.enable_backend(&enable)),
             Command::Explain(explain, reply) => reply.send(self.explain(&explain)),
+            Command::ShowConfig(_, reply) => reply.send(Ok(self.show_config())),
+            Command::ChangeConfig(change, reply) => self.change_config(change, reply),
+            Command::Rollback(rollback, reply) => self.rollback(&rollback, reply),
             Command::WhatIf(what_if, reply) => reply.send(self.what_if(&what_if)),
         }
     }

@@ -46,6 +46,7 @@ impl Controller {
         }
         Ok(Status {
             services,
+            generation: self.generation(),
             interfaces: self.interfaces.clone(),
             flows: FlowsStatus {
                 room: self.daemon.max_flows.into(),
