@@ -37,9 +37,10 @@ enum Verb {
     #[command(after_help = "Example:\n  balancer run -c /etc/balancer.toml")]
     Run(RunArgs),
     /// Say whether a configuration is fine, or everything that is wrong with it
-    #[command(after_help = "Example:\n  balancer check -c /etc/balancer.toml\n\n\
+    #[command(after_help = "Examples:\n  balancer check -c /etc/balancer.toml\n  \
+        balancer check --schema > balancer.schema.json\n\n\
         Needs no privileges and no running balancer. `run` gives the same verdict.")]
-    Check(ConfigFile),
+    Check(CheckArgs),
     /// Show the services, their backends and loads
     #[command(after_help = "Examples:\n  balancer status\n  balancer status web\n  \
         balancer status --json | jq '.services[].backends[] | {name, share}'")]
@@ -96,11 +97,16 @@ pub struct RunArgs {
     pub fresh: bool,
 }
 
+/// What `check` is asked.
 #[derive(Debug, Args)]
-struct ConfigFile {
+#[group(required = true)]
+struct CheckArgs {
     /// The configuration, a TOML file
-    #[arg(short, long = "config", value_name = "FILE")]
-    config: PathBuf,
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the JSON Schema of configurations instead, for editors
+    #[arg(long, conflicts_with = "config")]
+    schema: bool,
 }
 
 /// What `status` is asked.
@@ -472,7 +478,8 @@ impl Cli {
     pub fn execute(self) -> anyhow::Result<ExitCode> {
         match self.verb {
             Verb::Run(args) => commands::run::run(&args),
-            Verb::Check(ConfigFile { config }) => commands::check::run(&config),
+            Verb::Check(CheckArgs { config: Some(config), .. }) => commands::check::run(&config),
+            Verb::Check(CheckArgs { config: None, .. }) => commands::check::schema(),
             Verb::Status(args) => commands::status::run(&args),
             Verb::Service(verb) => commands::change::service(verb),
             Verb::Backend(verb) => commands::backend::run(verb),
@@ -506,6 +513,9 @@ mod tests {
             ("run -c f", None),
             ("run -c f --fresh", None),
             ("check --config f", None),
+            ("check --schema", None),
+            ("check", Some(ErrorKind::MissingRequiredArgument)),
+            ("check --schema -c f", Some(ErrorKind::ArgumentConflict)),
             ("status", None),
             ("status web --json --socket /s", None),
             ("status -c f", None),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::output::print;
-use crate::config::Config;
+use crate::config::{Config, json_schema};
 
 /// Says that the configuration in `file` is fine, and what it holds.
 ///
@@ -14,6 +14,16 @@ use crate::config::Config;
 pub fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     print(&verdict(&file.display().to_string(), &config))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the JSON Schema of configuration files.
+///
+/// # Errors
+///
+/// When it can't be written.
+pub fn schema() -> anyhow::Result<ExitCode> {
+    print(&format!("{:#}\n", json_schema()))?;
     Ok(ExitCode::SUCCESS)
 }
 

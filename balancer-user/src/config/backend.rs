@@ -46,11 +46,11 @@ impl Default for Weight {
     }
 }
 
-const BACKEND: Schema = Schema {
+pub(super) const BACKEND: Schema = Schema {
     title: "[[service.backend]]",
     keys: &[
-        Key::new("name", "name = \"web-1\""),
-        Key::new("address", "address = \"10.0.0.11:8080\""),
+        Key::new("name", "name = \"web-1\"").needed(),
+        Key::new("address", "address = \"10.0.0.11:8080\"").needed(),
         Key::new("weight", "weight = 1"),
         Key::new("backup", "backup = false"),
         Key::new("max-active", "max-active = 1000"),

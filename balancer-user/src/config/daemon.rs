@@ -46,11 +46,11 @@ pub enum XdpMode {
     Generic,
 }
 
-const DAEMON: Schema = Schema {
+pub(super) const DAEMON: Schema = Schema {
     title: "[daemon]",
     keys: &[
-        Key::new("interfaces", "interfaces = [\"eth0\"]"),
-        Key::new("xdp-mode", "xdp-mode = \"auto\""),
+        Key::new("interfaces", "interfaces = [\"eth0\"]").needed(),
+        Key::new("xdp-mode", "xdp-mode = \"auto\"").of(&["auto", "native", "generic"]),
         Key::new("socket", "socket = \"/run/balancer/balancer.sock\""),
         Key::new("pin-path", "pin-path = \"/sys/fs/bpf/balancer\""),
         Key::new("tick", "tick = \"100ms\""),
@@ -64,9 +64,9 @@ const DAEMON: Schema = Schema {
     later: &["socket-group"],
 };
 
-const INTERFACE: Schema = Schema {
+pub(super) const INTERFACE: Schema = Schema {
     title: "an interface",
-    keys: &[Key::new("name", "name = \"eth0\""), Key::new("optional", "optional = false")],
+    keys: &[Key::new("name", "name = \"eth0\"").needed(), Key::new("optional", "optional = false")],
     later: &[],
 };
 

@@ -153,7 +153,7 @@ const KINDS: [(&str, Kind); 6] = [
     ("exec", Kind::Exec),
 ];
 
-const KIND: Key = Key::new("kind", "kind = \"tcp\"");
+const KIND: Key = Key::new("kind", "kind = \"tcp\"").needed();
 const INTERVAL: Key = Key::new("interval", "interval = \"5s\"");
 const TIMEOUT: Key = Key::new("timeout", "timeout = \"2s\"");
 const RISE: Key = Key::new("rise", "rise = 2");
@@ -164,7 +164,7 @@ const RECEIVE: Key = Key::new("receive", "receive = \"+PONG\"");
 const PATH: Key = Key::new("path", "path = \"/healthz\"");
 const HOST: Key = Key::new("host", "host = \"www.example.com\"");
 const EXPECT: Key = Key::new("expect", "expect = \"200-299\"");
-const COMMAND: Key = Key::new("command", "command = [\"/usr/local/bin/check\", \"--fast\"]");
+const COMMAND: Key = Key::new("command", "command = [\"/usr/local/bin/check\", \"--fast\"]").needed();
 
 const EXCHANGE: &[Key] = &[KIND, PORT, SEND, RECEIVE, INTERVAL, TIMEOUT, RISE, FALL];
 const REQUEST: &[Key] = &[KIND, PORT, PATH, HOST, EXPECT, INTERVAL, TIMEOUT, RISE, FALL];
@@ -190,6 +190,11 @@ const fn schema(kind: Kind) -> &'static Schema {
         Kind::Ping => &PING,
         Kind::Exec => &EXEC,
     }
+}
+
+/// Each kind, and what it may hold.
+pub(super) fn schemas() -> [(&'static str, &'static Schema); 6] {
+    KINDS.map(|(name, kind)| (name, schema(kind)))
 }
 
 /// For a kind that is not known: nothing of it can be judged.

@@ -13,6 +13,7 @@ mod file;
 mod health;
 mod name;
 mod registry;
+mod schema;
 mod section;
 mod service;
 mod suggest;
@@ -34,6 +35,7 @@ pub use file::save;
 pub use health::{Bytes, Health, Probe, Statuses};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
+pub use schema::json_schema;
 pub use service::{
     DEFAULT_DRAIN_TIMEOUT, DataPorts, Forward, Persistence, Protocol, Refusal, Requests, Service, Snat,
 };
@@ -45,7 +47,7 @@ use section::{Key, Schema, Section};
 
 const FILE: Schema = Schema {
     title: "this file",
-    keys: &[Key::new("daemon", "[daemon]"), Key::new("service", "[[service]]")],
+    keys: &[Key::new("daemon", "[daemon]").needed(), Key::new("service", "[[service]]")],
     later: &[],
 };
 

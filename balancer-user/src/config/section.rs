@@ -14,14 +14,28 @@ pub(super) type Value<'t> = Spanned<DeValue<'t>>;
 
 /// A key that a section may have.
 pub(super) struct Key {
-    name: &'static str,
+    pub(super) name: &'static str,
     /// How it is written, for whoever has left it out.
-    example: &'static str,
+    pub(super) example: &'static str,
+    /// Whether it must be there.
+    pub(super) is_needed: bool,
+    /// What it may be, where that is one of a few words; else empty.
+    pub(super) choices: &'static [&'static str],
 }
 
 impl Key {
     pub(super) const fn new(name: &'static str, example: &'static str) -> Key {
-        Key { name, example }
+        Key { name, example, is_needed: false, choices: &[] }
+    }
+
+    /// The same, and it must be there.
+    pub(super) const fn needed(self) -> Key {
+        Key { is_needed: true, ..self }
+    }
+
+    /// The same, and it is one of these words.
+    pub(super) const fn of(self, choices: &'static [&'static str]) -> Key {
+        Key { choices, ..self }
     }
 }
 

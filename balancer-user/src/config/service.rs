@@ -204,36 +204,49 @@ pub enum Refusal {
     Drop,
 }
 
+const METHODS: &[&str] = &[
+    "least-packets",
+    "least-bandwidth",
+    "least-request",
+    "least-response-time",
+    "round-robin",
+    "source-hash",
+    "maglev",
+];
+
 pub(super) const SERVICE: Schema = Schema {
     title: "[[service]]",
     keys: &[
-        Key::new("name", "name = \"web\""),
-        Key::new("address", "address = \"192.0.2.10:80\""),
-        Key::new("protocol", "protocol = \"tcp\""),
-        Key::new("method", "method = \"least-packets\""),
-        Key::new("requests", "requests = \"flow\""),
-        Key::new("forward", "forward = \"nat\""),
-        Key::new("snat", "snat = \"auto\""),
+        Key::new("name", "name = \"web\"").needed(),
+        Key::new("address", "address = \"192.0.2.10:80\"").needed(),
+        Key::new("protocol", "protocol = \"tcp\"").needed().of(&["tcp", "udp"]),
+        Key::new("method", "method = \"least-packets\"").needed().of(METHODS),
+        Key::new("requests", "requests = \"flow\"").of(&["flow", "exchange"]),
+        Key::new("forward", "forward = \"nat\"").of(&["nat"]),
+        Key::new("snat", "snat = \"auto\"").of(&["auto", "always", "never"]),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
         Key::new("drain-timeout", "drain-timeout = \"60s\""),
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
         Key::new("rtsp-nat", "rtsp-nat = { data-ports = \"6970-6999\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("health", "health = { kind = \"tcp\" }"),
-        Key::new("no-backend", "no-backend = \"reject\""),
-        Key::new("unknown-flow", "unknown-flow = \"reset\""),
+        Key::new("no-backend", "no-backend = \"reject\"").of(&["reject", "drop"]),
+        Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
     ],
     later: &["advertise", "one-packet", "snat-addresses", "snat-ports"],
 };
 
-const PERSISTENCE: Schema = Schema {
+pub(super) const PERSISTENCE: Schema = Schema {
     title: "persistence",
     keys: &[Key::new("mask", "mask = 32"), Key::new("timeout", "timeout = \"2m\"")],
     later: &[],
 };
-const RTSP_NAT: Schema =
-    Schema { title: "rtsp-nat", keys: &[Key::new("data-ports", "data-ports = \"6970-6999\"")], later: &[] };
+pub(super) const RTSP_NAT: Schema = Schema {
+    title: "rtsp-nat",
+    keys: &[Key::new("data-ports", "data-ports = \"6970-6999\"").needed()],
+    later: &[],
+};
 
 /// How long flows may stay on a backend that takes no more, unless the service says otherwise.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
