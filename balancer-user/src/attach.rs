@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::{
-    api::AttachedMode,
-    config::{Daemon, XdpMode},
+    api::{AttachedMode, InterfaceState, InterfaceStatus},
+    config::{Daemon, InterfaceName, XdpMode},
     datapath::{AttachError, Attached, Datapath, PinnedLinks, detach_pins},
-    network::{Network, XdpAttachment},
+    network::{Link, Network, XdpAttachment},
 };
 
-/// The configured interfaces as they were found: each exists, and none carries somebody else's program.
+/// The configured interfaces as they were found: each exists unless it is optional, and none carries somebody else's
+/// program.
 pub struct Interfaces {
     found: Vec<Interface>,
+    /// Optional ones that are not there.
+    missing: Vec<String>,
     /// Pins of interfaces that are not configured any more.
     stale: Vec<String>,
 }
@@ -31,8 +34,21 @@ pub struct Attachments {
     /// One mode for all: what is redirected to an interface that can't transmit is lost by the kernel.
     pub mode: AttachedMode,
     program: u32,
-    interfaces: Vec<(Interface, State)>,
+    pin_path: Option<PathBuf>,
+    /// In configured order.
+    interfaces: Vec<Carrier>,
     _held: Vec<Attached>,
+}
+
+/// A configured interface, and what has become of it.
+struct Carrier {
+    name: String,
+    /// Of the interface that carries the program, or carried it last; 0 = none has yet.
+    index: u32,
+    state: State,
+    is_up: bool,
+    /// The link, where it was attached while the balancer ran.
+    attached: Option<Attached>,
 }
 
 /// What has become of an interface that the program was attached to.
@@ -40,9 +56,9 @@ pub struct Attachments {
 enum State {
     Attached,
     Renamed(String),
-    Deleted,
-    /// Another interface has its name.
-    Recreated,
+    Missing,
+    /// Another interface has its name, and does not take the program: why.
+    Refused(String),
     /// Somebody took the program off.
     Detached,
 }
@@ -55,9 +71,13 @@ impl Interfaces {
     /// An interface that does not exist, or has no Ethernet address, or carries an XDP program that is not ours.
     pub fn examine(daemon: &Daemon, network: &Network) -> Result<Interfaces> {
         let mut pins = daemon.pin_path.as_deref().map_or(Ok(PinnedLinks::default()), PinnedLinks::read)?;
-        let mut found = Vec::new();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in &daemon.interfaces {
             let Some(link) = network.link(name.as_str()) else {
+                if daemon.optional.contains(name) {
+                    missing.push(name.to_string());
+                    continue;
+                }
                 let others: Vec<&str> = network.links.iter().map(|link| link.name.as_str()).collect();
                 bail!("there is no interface {name}; there are: {}", others.join(", "));
             };
@@ -74,12 +94,14 @@ impl Interfaces {
             };
             found.push(Interface { name: name.to_string(), index: link.index, own });
         }
-        Ok(Interfaces { found, stale: pins.names() })
+        Ok(Interfaces { found, missing, stale: pins.names() })
     }
 
     /// Their names, for a log line.
     pub fn names(&self) -> String {
-        self.found.iter().map(|interface| interface.name.as_str()).collect::<Vec<_>>().join(", ")
+        let missing = self.missing.iter().map(|name| format!("{name} (not there yet)"));
+        let all: Vec<_> = self.found.iter().map(|interface| interface.name.clone()).chain(missing).collect();
+        all.join(", ")
     }
 }
 
@@ -126,10 +148,21 @@ pub fn attach(datapath: &mut Datapath, interfaces: &Interfaces, daemon: &Daemon)
     {
         detach_pins(pins, &interfaces.stale)?;
     }
+    let carrier = |name: &InterfaceName| {
+        let found = interfaces.found.iter().find(|interface| interface.name == name.as_str());
+        Carrier {
+            name: name.to_string(),
+            index: found.map_or(0, |interface| interface.index),
+            state: if found.is_some() { State::Attached } else { State::Missing },
+            is_up: true,
+            attached: None,
+        }
+    };
     Ok(Attachments {
         mode,
         program: datapath.program_id()?,
-        interfaces: interfaces.found.iter().map(|interface| (interface.clone(), State::Attached)).collect(),
+        pin_path: daemon.pin_path.clone(),
+        interfaces: daemon.interfaces.iter().map(carrier).collect(),
         _held: held,
     })
 }
@@ -216,52 +249,124 @@ fn refusal(error: AttachError, name: &str, mode: AttachedMode) -> Refused {
 }
 
 impl Attachments {
-    /// Says in the log, once for each change, which interfaces have lost the program or have it again.
-    pub fn watch(&mut self, network: &Network) {
-        for (interface, state) in &mut self.interfaces {
-            let now = state_of(interface, self.program, network);
-            if now == *state {
-                continue;
-            }
-            let name = &interface.name;
-            match &now {
-                State::Attached => tracing::info!("interface {name} is back, with the XDP program"),
-                State::Renamed(other) => tracing::warn!(
-                    "interface {name} is called {other} now: nothing leaves by it until it is called {name} again"
-                ),
-                State::Deleted => {
-                    tracing::warn!("interface {name} was deleted: nothing comes in or leaves by it")
+    /// Attaches the program to interfaces that have appeared; says in the log, once for each change, what has become of them.
+    pub fn watch(&mut self, datapath: &mut Datapath, network: &Network) {
+        let is_generic = self.mode == AttachedMode::Generic;
+        for carrier in &mut self.interfaces {
+            let link = network.link(&carrier.name);
+            let now = match state_of(carrier, self.program, network) {
+                Seen::Attached => State::Attached,
+                Seen::Renamed(other) => State::Renamed(other),
+                Seen::Missing => State::Missing,
+                Seen::Detached => State::Detached,
+                Seen::Anew(index) => {
+                    let pins = self.pin_path.as_deref();
+                    match attach_anew(datapath, &carrier.name, link, is_generic, pins) {
+                        Ok(attached) => {
+                            (carrier.index, carrier.attached) = (index, Some(attached));
+                            State::Attached
+                        }
+                        Err(error) => State::Refused(format!("{error:#}")),
+                    }
                 }
-                State::Recreated => tracing::warn!(
-                    "interface {name} was deleted and made anew, without the XDP program: restart the balancer"
-                ),
-                State::Detached => {
-                    tracing::warn!("somebody took the XDP program off interface {name}: restart the balancer")
-                }
+            };
+            carrier.is_up = link.is_some_and(|link| link.is_up);
+            if now != carrier.state {
+                say(&carrier.name, &now);
+                carrier.state = now;
             }
-            *state = now;
+        }
+    }
+
+    /// What has become of the interfaces, in configured order.
+    pub fn status(&self) -> Vec<InterfaceStatus> {
+        let of = |carrier: &Carrier| InterfaceStatus {
+            name: carrier.name.clone(),
+            mode: self.mode,
+            state: match carrier.state {
+                State::Attached if carrier.is_up => InterfaceState::Up,
+                State::Attached => InterfaceState::Down,
+                State::Missing => InterfaceState::Missing,
+                State::Renamed(_) => InterfaceState::Renamed,
+                State::Detached => InterfaceState::Detached,
+                State::Refused(_) => InterfaceState::Refused,
+            },
+        };
+        self.interfaces.iter().map(of).collect()
+    }
+}
+
+fn say(name: &str, state: &State) {
+    match state {
+        State::Attached => tracing::info!("interface {name} is there, with the XDP program"),
+        State::Renamed(other) => tracing::warn!(
+            "interface {name} is called {other} now: nothing leaves by it until it is called {name} again"
+        ),
+        State::Missing => tracing::warn!("interface {name} is gone: nothing comes in or leaves by it"),
+        State::Refused(why) => {
+            tracing::warn!("interface {name} has appeared, and nothing comes in or leaves by it: {why}");
+        }
+        State::Detached => {
+            tracing::warn!("somebody took the XDP program off interface {name}: restart the balancer");
         }
     }
 }
 
-fn state_of(interface: &Interface, program: u32, network: &Network) -> State {
-    match network.links.iter().find(|link| link.index == interface.index) {
-        Some(link) if link.xdp.is_none_or(|attachment| attachment.program != program) => State::Detached,
-        Some(link) if link.name != interface.name => State::Renamed(link.name.clone()),
-        Some(_) => State::Attached,
-        None if network.link(&interface.name).is_some() => State::Recreated,
-        None => State::Deleted,
+/// Attaches the program to an interface that has appeared, in the mode of the others, and pins the link if they are.
+fn attach_anew(
+    datapath: &mut Datapath,
+    name: &str,
+    link: Option<&Link>,
+    is_generic: bool,
+    pin_path: Option<&Path>,
+) -> Result<Attached> {
+    let link = link.context("it is gone again")?;
+    if link.mac.is_none() {
+        bail!("it has no Ethernet address, so it can't carry balanced packets");
+    }
+    if let Some(XdpAttachment { program, .. }) = link.xdp {
+        bail!("it carries another XDP program (id {program}): take that off");
+    }
+    let mode = if is_generic { AttachedMode::Generic } else { AttachedMode::Native };
+    let attached =
+        datapath.attach(link.index, is_generic).map_err(|error| refusal(error, name, mode).error)?;
+    let Some(pins) = pin_path else { return Ok(attached) };
+    attached.pin(pins, name).with_context(|| format!("pin the link of {name}"))
+}
+
+/// What the kernel's tables say of a configured interface.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Attached,
+    Renamed(String),
+    Missing,
+    Detached,
+    /// There is one with this index that has never carried the program.
+    Anew(u32),
+}
+
+fn state_of(carrier: &Carrier, program: u32, network: &Network) -> Seen {
+    match network.links.iter().find(|link| link.index == carrier.index) {
+        Some(link) if link.xdp.is_none_or(|attachment| attachment.program != program) => Seen::Detached,
+        Some(link) if link.name != carrier.name => Seen::Renamed(link.name.clone()),
+        Some(_) => Seen::Attached,
+        None => network.link(&carrier.name).map_or(Seen::Missing, |link| Seen::Anew(link.index)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Link;
 
     #[test]
     fn what_has_become_of_an_interface() {
-        let interface = Interface { name: "eth0".to_owned(), index: 5, own: None };
+        let carrier = Carrier {
+            name: "eth0".to_owned(),
+            index: 5,
+            state: State::Attached,
+            is_up: true,
+            attached: None,
+        };
         let link = |index, name: &str, program: Option<u32>| Link {
             index,
             name: name.to_owned(),
@@ -271,15 +376,15 @@ mod tests {
             xdp: program.map(|program| XdpAttachment { is_generic: false, program }),
         };
         for (links, expected) in [
-            (vec![link(5, "eth0", Some(7))], State::Attached),
-            (vec![link(5, "eth9", Some(7)), link(6, "eth0", None)], State::Renamed("eth9".to_owned())),
-            (vec![link(6, "eth1", None)], State::Deleted),
-            (vec![link(6, "eth0", None)], State::Recreated),
-            (vec![link(5, "eth0", None)], State::Detached),
-            (vec![link(5, "eth0", Some(8))], State::Detached),
+            (vec![link(5, "eth0", Some(7))], Seen::Attached),
+            (vec![link(5, "eth9", Some(7)), link(6, "eth0", None)], Seen::Renamed("eth9".to_owned())),
+            (vec![link(6, "eth1", None)], Seen::Missing),
+            (vec![link(6, "eth0", None)], Seen::Anew(6)),
+            (vec![link(5, "eth0", None)], Seen::Detached),
+            (vec![link(5, "eth0", Some(8))], Seen::Detached),
         ] {
             let network = Network { links, ..Network::default() };
-            assert_eq!(state_of(&interface, 7, &network), expected, "{:?}", network.links);
+            assert_eq!(state_of(&carrier, 7, &network), expected, "{:?}", network.links);
         }
     }
 }

@@ -26,7 +26,7 @@ use self::{
     sweep::Walk,
 };
 use crate::{
-    api::{AttachedMode, InterfaceStatus},
+    api::InterfaceStatus,
     balance::{Member, Observation, Taken},
     clock::Monotonic,
     config::{Config, Daemon},
@@ -131,10 +131,9 @@ impl Controller {
         &mut self.datapath
     }
 
-    /// Says how the program was attached, in the order of the configured interfaces.
-    pub fn set_interfaces(&mut self, mode: AttachedMode) {
-        let interfaces = self.daemon.interfaces.iter();
-        self.interfaces = interfaces.map(|name| InterfaceStatus { name: name.to_string(), mode }).collect();
+    /// Says what has become of the configured interfaces.
+    pub fn set_interfaces(&mut self, interfaces: Vec<InterfaceStatus>) {
+        self.interfaces = interfaces;
     }
 
     /// The addresses of the backends, each once.

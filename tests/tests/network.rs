@@ -8,13 +8,14 @@ use std::{
 
 use balancer_tests::{
     Balancer, Netns, Plan, Topology, config, eventually,
+    operator::{pinned_link, xdp},
     responder::{self, Responders, ask, ask_with, ask_within, connect},
     status,
     topology::{self, backend_address},
     veth::{self, End},
     xdp::PassProgram,
 };
-use balancer_user::api::{BackendState, Status};
+use balancer_user::api::{BackendState, InterfaceState, Status};
 
 /// How soon a change of the network must be followed.
 const FOLLOWED: Duration = Duration::from_secs(2);
@@ -179,9 +180,35 @@ fn an_interface_is_renamed_and_called_as_before() {
 
     bench.balancer.ip_batch("link set lk9 down\nlink set lk9 name lk\nlink set lk up\n").unwrap();
     assert_soon(&balancer, &[UP]);
-    assert_said_once(&balancer, "interface lk is back");
+    assert_said_once(&balancer, "interface lk is there, with the XDP program");
     ask(&flow).unwrap();
     assert_eq!(balancer.process().ended().unwrap(), None);
+}
+
+/// The link to the backends as the bench has it: what was lost with it comes again.
+fn link_backends(bench: &Topology) -> PassProgram {
+    let mac = Some(topology::mac(topology::BALANCER_BACKEND_SIDE));
+    veth::pair(
+        End { netns: &bench.switch, device: "lkp", mac: None },
+        End { netns: &bench.balancer, device: "lk", mac },
+        1500,
+    )
+    .unwrap();
+    bench.switch.ip("link set lkp master br0").unwrap();
+    bench.balancer.ip(&format!("address add {}/24 dev lk", topology::BALANCER_BACKEND_SIDE)).unwrap();
+    PassProgram::attach(&bench.switch, "lkp").unwrap()
+}
+
+fn interfaces(balancer: &Balancer) -> Vec<InterfaceState> {
+    status::read(balancer).unwrap().interfaces.iter().map(|interface| interface.state).collect()
+}
+
+#[track_caller]
+fn assert_interfaces_soon(balancer: &Balancer, wanted: [InterfaceState; 2]) {
+    let look = || (interfaces(balancer) == wanted).then_some(());
+    eventually(FOLLOWED, &format!("the interfaces {wanted:?}"), look).unwrap_or_else(|error| {
+        panic!("{error:#}: {:?}; the balancer printed:\n{}", interfaces(balancer), balancer.log());
+    });
 }
 
 #[test]
@@ -192,35 +219,70 @@ fn an_interface_is_deleted_and_made_anew() {
     let flow = connect(&bench).unwrap();
     ask(&flow).unwrap();
 
-    bench.balancer.ip("link del lk").unwrap();
-    assert_soon(&balancer, &[UNREACHABLE]);
-    assert_said_once(&balancer, "interface lk was deleted: nothing comes in or leaves by it");
-    assert_refused(&balancer, "no-egress", &flow, b"there is no interface");
-    assert_refused(&balancer, "no-backend", &connect(&bench).unwrap(), b"no backend is left");
+    // More than once: nothing of what is gone is in the way.
+    let mut passes = Vec::new();
+    for round in 1..=2 {
+        bench.balancer.ip("link del lk").unwrap();
+        assert_soon(&balancer, &[UNREACHABLE]);
+        assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Missing]);
+        assert_refused(&balancer, "no-egress", &flow, b"there is no interface");
+        assert_refused(&balancer, "no-backend", &connect(&bench).unwrap(), b"no backend is left");
+        assert_eq!(lines(&balancer, "interface lk is gone: nothing comes in or leaves by it"), round);
 
-    veth::pair(
-        End { netns: &bench.switch, device: "lkp", mac: None },
-        End {
-            netns: &bench.balancer,
-            device: "lk",
-            mac: Some(topology::mac(topology::BALANCER_BACKEND_SIDE)),
-        },
-        1500,
-    )
-    .unwrap();
-    bench.switch.ip("link set lkp master br0").unwrap();
-    bench.balancer.ip(&format!("address add {}/24 dev lk", topology::BALANCER_BACKEND_SIDE)).unwrap();
-    let _pass = PassProgram::attach(&bench.switch, "lkp").unwrap();
-    assert_said_once(
-        &balancer,
-        "interface lk was deleted and made anew, without the XDP program: restart the balancer",
-    );
+        passes.push(link_backends(&bench));
+        let made = Instant::now();
+        assert_interfaces_soon(&balancer, [InterfaceState::Up; 2]);
+        let answered = || ask_within(&flow, b"again", Duration::from_millis(100)).ok();
+        assert_eq!(eventually(FOLLOWED, "an answer to the same flow", answered).unwrap(), 1);
+        assert!(made.elapsed() < FOLLOWED, "{:?}", made.elapsed());
+        assert_soon(&balancer, &[UP]);
+        ask(&connect(&bench).unwrap()).unwrap();
+        assert_eq!(lines(&balancer, "interface lk is there, with the XDP program"), round);
+    }
     assert_eq!(balancer.process().ended().unwrap(), None);
 
-    // As the log says.
-    let (status, place) = balancer.stop().unwrap();
-    assert!(status.success(), "{status}");
+    // And it stays as it is with the next daemon, without a packet lost.
+    let program = xdp(&bench.balancer, "lk").unwrap().unwrap();
+    let pin = balancer.place().pins().join("links/lk");
+    assert_eq!(u64::from(pinned_link(&pin).unwrap().1), program.program);
+    let place = balancer.crash();
+    ask(&flow).unwrap();
     let balancer = Balancer::start_in(place, &bench.balancer).unwrap();
-    status::wait_until_up(&balancer).unwrap();
+    assert_eq!(interfaces(&balancer), [InterfaceState::Up; 2]);
+    ask(&flow).unwrap();
+}
+
+#[test]
+fn an_optional_interface_appears_after_the_start() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    bench.balancer.ip("link del lk").unwrap();
+    let text = config::text("", &[responder::service(&bench)])
+        .replace("\"lk\"", "{ name = \"lk\", optional = true }");
+    let balancer = Balancer::start(&bench.balancer, &text).unwrap();
+    assert_eq!(interfaces(&balancer), [InterfaceState::Up, InterfaceState::Missing]);
+    assert_soon(&balancer, &[UNREACHABLE]);
+    let said = balancer.call(&["status"]).unwrap();
+    assert!(said.contains("interfaces     lc (native, up), lk (native, missing)\n"), "{said}");
+    assert_refused(&balancer, "no-backend", &connect(&bench).unwrap(), b"no backend yet");
+
+    let _pass = link_backends(&bench);
+    assert_interfaces_soon(&balancer, [InterfaceState::Up; 2]);
+    assert_soon(&balancer, &[UP]);
     ask(&connect(&bench).unwrap()).unwrap();
+    bench.balancer.ip("link set lk down").unwrap();
+    assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Down]);
+    bench.balancer.ip("link set lk up").unwrap();
+    assert_interfaces_soon(&balancer, [InterfaceState::Up; 2]);
+
+    // One that carries somebody else's program is left alone, and said to be, once; it is ours as soon as it is free.
+    bench.balancer.ip("link del lk").unwrap();
+    assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Missing]);
+    bench.balancer.ip("link add tmp type veth peer far").unwrap();
+    let foreign = PassProgram::attach(&bench.balancer, "tmp").unwrap();
+    bench.balancer.ip("link set tmp name lk").unwrap();
+    assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Refused]);
+    assert_said_once(&balancer, "it carries another XDP program");
+    drop(foreign);
+    assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Down]);
 }

@@ -24,7 +24,7 @@ pub use flows::{
 };
 pub use model::{
     AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict,
-    InterfaceStatus, ResponseTime, ServiceStatus, Status,
+    InterfaceState, InterfaceStatus, ResponseTime, ServiceStatus, Status,
 };
 pub use refusal::Refusal;
 pub use server::{Published, Server};

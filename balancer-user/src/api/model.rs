@@ -216,8 +216,41 @@ impl fmt::Display for BackendState {
 pub struct InterfaceStatus {
     /// Its name.
     pub name: String,
-    /// How the program is really attached.
+    /// How the program is really attached, or will be.
     pub mode: AttachedMode,
+    /// What has become of it.
+    pub state: InterfaceState,
+}
+
+/// What has become of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InterfaceState {
+    /// It carries the program, and is up.
+    Up,
+    /// It carries the program, and is down.
+    Down,
+    /// There is none of this name: as soon as there is, it gets the program.
+    Missing,
+    /// It is called otherwise now: nothing leaves by it.
+    Renamed,
+    /// Somebody took the program off.
+    Detached,
+    /// It appeared, and the program could not be attached.
+    Refused,
+}
+
+impl fmt::Display for InterfaceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            InterfaceState::Up => "up",
+            InterfaceState::Down => "down",
+            InterfaceState::Missing => "missing",
+            InterfaceState::Renamed => "renamed",
+            InterfaceState::Detached => "detached",
+            InterfaceState::Refused => "refused",
+        })
+    }
 }
 
 /// How the program is really attached.
@@ -314,7 +347,11 @@ pub(crate) mod tests {
                 backends: vec![backend(11, 2), backend(12, 0)],
             }],
             generation: 3,
-            interfaces: vec![InterfaceStatus { name: "eth0".to_owned(), mode: AttachedMode::Generic }],
+            interfaces: vec![InterfaceStatus {
+                name: "eth0".to_owned(),
+                mode: AttachedMode::Generic,
+                state: InterfaceState::Up,
+            }],
             flows: FlowsStatus {
                 room: 1024,
                 now: ByState { half_open: 5, established: 6, closing: 7 },
@@ -357,7 +394,7 @@ pub(crate) mod tests {
                 ]
             }],
             "generation": 3,
-            "interfaces": [{ "name": "eth0", "mode": "generic" }],
+            "interfaces": [{ "name": "eth0", "mode": "generic", "state": "up" }],
             "flows": {
                 "room": 1024,
                 "now": { "half_open": 5, "established": 6, "closing": 7 },

@@ -89,7 +89,8 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     controller.tick(Monotonic::now())?;
     // The interfaces as they are with the program: what is followed from here on.
     let network = netlink.read(&addresses).await?;
-    controller.set_interfaces(attachments.mode);
+    attachments.watch(controller.datapath_mut(), &network);
+    controller.set_interfaces(attachments.status());
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
     if controller.gives_sources() {
         ephemeral::warn_if_shared();
@@ -173,7 +174,8 @@ async fn steer(
                     bail!("the kernel's routes and neighbours are no longer followed");
                 }
                 let seen = network.borrow_and_update().clone();
-                attachments.watch(&seen);
+                attachments.watch(controller.datapath_mut(), &seen);
+                controller.set_interfaces(attachments.status());
                 // An interface may go between the look and the write; the next look says so.
                 if let Err(error) = controller.set_network(Monotonic::now(), &seen) {
                     tracing::warn!("{error:#}");

@@ -67,7 +67,8 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
         out.push('\n');
     }
     if all {
-        let interfaces = status.interfaces.iter().map(|port| format!("{} ({})", port.name, port.mode));
+        let interfaces =
+            status.interfaces.iter().map(|port| format!("{} ({}, {})", port.name, port.mode, port.state));
         let FlowsStatus { room, now, evicted } = &status.flows;
         let drops = status.drops.iter().filter(|&(_, &count)| count > 0);
         let _ = writeln!(out, "generation     {}", status.generation);
@@ -152,7 +153,7 @@ web  192.0.2.10:80/tcp  least-packets  nat
  web-12 unreachable for 12s: its link-layer address is not known
 
 generation     3
-interfaces     eth0 (generic)
+interfaces     eth0 (generic, up)
 flows          5 half open, 6 established, 7 closing of 1024
 evicted        8 half open, 1 closing
 drops          malformed 7
@@ -168,7 +169,7 @@ web  192.0.2.10:80/tcp  least-packets  nat
   no backends
 
 generation     3
-interfaces     eth0 (generic)
+interfaces     eth0 (generic, up)
 flows          none of 1024
 evicted        none
 drops          none

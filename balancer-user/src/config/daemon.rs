@@ -13,6 +13,8 @@ use super::value::{self, Refused};
 pub struct Daemon {
     /// Where packets come in and leave: at least one, at most `MAX_PORTS`, each once.
     pub interfaces: Vec<InterfaceName>,
+    /// Those of them that may be missing at the start, and appear later.
+    pub optional: Vec<InterfaceName>,
     /// How the program is attached, to all interfaces alike.
     pub xdp_mode: XdpMode,
     /// Absolute path of the control socket.
@@ -129,7 +131,13 @@ impl Daemon {
         let closing_timeout = section.optional("closing-timeout", seconds(30), timeouts(), findings);
 
         let daemon = Daemon {
-            interfaces: interfaces?,
+            optional: interfaces
+                .iter()
+                .flatten()
+                .filter(|(_, optional)| *optional)
+                .map(|(name, _)| name.clone())
+                .collect(),
+            interfaces: interfaces?.into_iter().map(|(name, _)| name).collect(),
             xdp_mode: xdp_mode?,
             socket: socket?,
             pin_path: pins?,
@@ -145,7 +153,8 @@ impl Daemon {
     }
 }
 
-fn read_interfaces(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Vec<InterfaceName>> {
+/// Each with whether it is optional.
+fn read_interfaces(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Vec<(InterfaceName, bool)>> {
     let Some(value) = section.get("interfaces") else {
         section.report_missing("interfaces", findings);
         return None;
@@ -161,31 +170,23 @@ fn read_interfaces(section: &Section<'_>, findings: &mut Findings<'_>) -> Option
     let mut names = Once::default();
     let mut interfaces = Vec::new();
     for item in items {
-        if let Some(name) = read_interface(item, findings) {
+        if let Some((name, optional)) = read_interface(item, findings) {
             names.claim(name.clone(), item.span().start, &format!("interface \"{name}\""), findings);
-            interfaces.push(name);
+            interfaces.push((name, optional));
         }
     }
     Some(interfaces)
 }
 
-/// `"eth0"` or `{ name = "eth0" }`.
-fn read_interface(item: &Value<'_>, findings: &mut Findings<'_>) -> Option<InterfaceName> {
+/// `"eth0"` or `{ name = "eth0", optional = true }`.
+fn read_interface(item: &Value<'_>, findings: &mut Findings<'_>) -> Option<(InterfaceName, bool)> {
     let name = || value::text(InterfaceName::ALLOWED, str::parse);
     if !item.get_ref().is_table() {
-        return read_value("interfaces", item, name(), findings);
+        return Some((read_value("interfaces", item, name(), findings)?, false));
     }
     let section = Section::open(&INTERFACE, item, findings)?;
-    section.optional("optional", (), not_optional, findings);
-    section.required("name", name(), findings)
-}
-
-fn not_optional(value: &DeValue<'_>) -> Result<(), Refused> {
-    match value.as_bool() {
-        Some(false) => Ok(()),
-        Some(true) => Err(Refused::because("which is not supported yet", "false")),
-        None => Err(Refused::needs("false")),
-    }
+    let optional = section.optional("optional", false, value::boolean, findings);
+    Some((section.required("name", name(), findings)?, optional?))
 }
 
 fn socket_path(value: &DeValue<'_>) -> Result<PathBuf, Refused> {

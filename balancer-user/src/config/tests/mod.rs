@@ -124,6 +124,7 @@ fn the_example_says_what_it_says() {
     let config = Config::load(&path).expect("the example is valid");
     let Daemon {
         interfaces,
+        optional,
         xdp_mode,
         socket,
         pin_path,
@@ -136,6 +137,7 @@ fn the_example_says_what_it_says() {
         closing_timeout,
     } = &config.daemon;
     assert_eq!(interfaces.iter().map(InterfaceName::as_str).collect::<Vec<_>>(), ["eth0", "eth1"]);
+    assert_eq!(optional, &[]);
     assert_eq!(*xdp_mode, XdpMode::Auto);
     assert_eq!(socket, Path::new("/run/balancer/balancer.sock"));
     assert_eq!(pin_path.as_deref(), Some(Path::new("/sys/fs/bpf/balancer")));
@@ -171,6 +173,10 @@ fn bytes_of(service: &Service) -> [u8; 8] {
     bytemuck::cast(service.key())
 }
 
+fn names_of(words: &str) -> Vec<String> {
+    words.split(' ').map(str::to_owned).collect()
+}
+
 #[test]
 fn what_is_left_out_has_the_documented_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/config/web.toml");
@@ -200,6 +206,14 @@ fn what_is_left_out_has_the_documented_defaults() {
         Config::parse("f", &base_with(7, "protocol = \"udp\"\npersistence = {}")).expect("valid");
     let expected = Persistence { mask: 32, timeout: Duration::from_secs(120) };
     assert_eq!(persistent.services[0].persistence, Some(expected));
+    let some =
+        base_with(2, "interfaces = [\"eth0\", { name = \"eth1\", optional = true }, { name = \"eth2\" }]");
+    let daemon = Config::parse("f", &some).expect("valid").daemon;
+    let names = |names: &[InterfaceName]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&daemon.interfaces), names(&daemon.optional)),
+        (names_of("eth0 eth1 eth2"), names_of("eth1"))
+    );
     let unpinned = Config::parse("f", &base_with(3, "pin-path = \"\"")).expect("valid");
     assert_eq!(unpinned.daemon.pin_path, None);
 }

@@ -34,11 +34,7 @@ fn interfaces() {
         (2, r#"interfaces = ["sixteen-bytes-16"]"#, &[&bad(15, r#""sixteen-bytes-16""#)]),
         (2, r#"interfaces = ["fifteen-bytes15"]"#, &[]),
         (2, r#"interfaces = [{ name = "eth0" }, { name = "eth1", optional = false }]"#, &[]),
-        (
-            2,
-            r#"interfaces = ["eth0", { name = "eth1", optional = true }]"#,
-            &["2:51: `optional` is true, which is not supported yet; allowed: false"],
-        ),
+        (2, r#"interfaces = ["eth0", { name = "eth1", optional = true }]"#, &[]),
         (
             2,
             r#"interfaces = [{ nam = "eth0" }]"#,
