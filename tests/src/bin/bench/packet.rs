@@ -46,7 +46,7 @@ pub struct Options {
     /// Measure another build as well, side by side: NAME=FILE, an object file as `cargo xtask build` makes it
     #[arg(long, value_name = "NAME=FILE", value_parser = parse_object)]
     object: Vec<(String, PathBuf)>,
-    /// Only cases whose name contains this
+    /// Only cases whose name, or its end with ", N flows", contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// The CPU to run on
@@ -69,7 +69,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let scale = if options.verify { SMALL } else { FULL };
     let mut cases = case::all();
     if let Some(text) = &options.only {
-        cases.retain(|case| case.name().contains(text));
+        cases.retain(|case| format!("{}, {} flows", case.name(), case.flows).contains(text));
     }
     if cases.is_empty() {
         bail!("no case is called so");
