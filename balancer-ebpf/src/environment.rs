@@ -95,6 +95,11 @@ pub trait Environment: FlowMemory + Sized {
     fn reserve(&self, key: &FlowKey, now: u32) -> u32 {
         enter::reserve(self, key, now)
     }
+    /// [`enter::claim_free`].
+    #[inline(always)]
+    fn claim_free(&self, keys: [&FlowKey; 2]) -> [u32; 2] {
+        enter::claim_free(self, keys)
+    }
     /// [`enter::enter`].
     #[inline(always)]
     fn enter(&self, request: u32) -> Entered {

@@ -366,6 +366,13 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn claim_free(&self, [request, reply]: [&FlowKey; 2]) -> [u32; 2] {
+        let ([r0, r1], [p0, p1]): ([u64; 2], [u64; 2]) = (bytemuck::cast(*request), bytemuck::cast(*reply));
+        let ways = flow_claim_free(r0, r1, p0, p1);
+        [ways as u32, (ways >> 32) as u32]
+    }
+
+    #[inline(always)]
     fn enter(&self, request: u32) -> Entered {
         Entered::from_number(flow_enter(request))
     }
@@ -456,6 +463,14 @@ extern "C" fn flow_choose(
 #[inline(never)]
 extern "C" fn flow_reserve(addresses: u64, ports: u64, now: u32) -> u32 {
     enter::reserve(&Kernel(&NO_PACKET), &bytemuck::cast([addresses, ports]), now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_claim_free(r0: u64, r1: u64, p0: u64, p1: u64) -> u64 {
+    let (request, reply) = (bytemuck::cast([r0, r1]), bytemuck::cast([p0, p1]));
+    let [request, reply] = enter::claim_free(&Kernel(&NO_PACKET), [&request, &reply]);
+    u64::from(request) | u64::from(reply) << 32
 }
 
 #[unsafe(no_mangle)]

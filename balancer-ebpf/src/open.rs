@@ -94,12 +94,17 @@ pub fn open<E: Environment>(environment: &E, opening: &Opening<'_>, now: u32) ->
     if choice.port != [0; 2] {
         source = Source { address: backend.snat_address, port: choice.port };
     }
-    let reply = environment.reserve(&reply_key(key, &backend, source), now);
+    let reply_key = reply_key(key, &backend, source);
+    let [mut request, mut reply] = environment.claim_free([key, &reply_key]);
     if reply == NO_TWIN {
-        return Err(Reason::FlowTableFull);
+        reply = environment.reserve(&reply_key, now);
     }
-    let request = environment.reserve(key, now);
-    if request == NO_TWIN {
+    if request == NO_TWIN && reply != NO_TWIN {
+        request = environment.reserve(key, now);
+    }
+    if request == NO_TWIN || reply == NO_TWIN {
+        // One may have been claimed.
+        enter::withdraw(environment, request);
         enter::withdraw(environment, reply);
         return Err(Reason::FlowTableFull);
     }
