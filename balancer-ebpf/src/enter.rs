@@ -79,7 +79,8 @@ pub fn claim_free<M: FlowMemory>(memory: &M, keys: [&FlowKey; 2]) -> [u32; 2] {
             entry.control();
         }
     }
-    let claim_way = |place: usize| if claim(memory, ways[place], hashes[place].tag) { ways[place] } else { NO_TWIN };
+    let claim_way =
+        |place: usize| if claim(memory, ways[place], hashes[place].tag) { ways[place] } else { NO_TWIN };
     [claim_way(0), claim_way(1)]
 }
 
