@@ -15,10 +15,11 @@ use super::{
     cases,
 };
 use crate::{
-    enter::{Entered, announce, enter, reserve, withdraw},
+    FlowMemory as _,
+    enter::{Entered, announce, claim_free, enter, reserve, withdraw},
     table::{
-        Found, count_change, count_lanes, find, hash, is_expired, is_unchanged, lowest_lane, protect,
-        release, zero_lanes,
+        Found, count_change, count_lanes, entry_at, find, hash, is_expired, is_unchanged, lowest_lane,
+        protect, release, zero_lanes,
     },
 };
 
@@ -402,4 +403,43 @@ fn a_backend_that_does_not_exist_is_not_counted() {
     let kernel = Kernel::new(Memory::new(1, SEED), 1);
     count_change(&kernel, 1, Control::new(FlowState::HalfOpen, flags::ACTIVE, 0), Control::default());
     assert_eq!(kernel.counted(0).closed, 0);
+}
+
+/// What is claimed for a new flow at once is where `reserve` would have put it, and nobody gives way for it.
+#[test]
+fn free_ways_are_claimed_for_both_directions_at_once() {
+    let states = |kernel: &Kernel| -> Vec<FlowState> {
+        let ways = 0..kernel.buckets() * WAYS as u32;
+        ways.map(|way| entry_at(kernel, way).unwrap().control().state()).collect()
+    };
+    let mut both = 0;
+    for number in 0..64 {
+        let keys = [key(number, false), key(number, true)];
+        let kernel = Kernel::new(Memory::new(4, SEED), 1);
+        let ways = claim_free(&kernel, [&keys[0], &keys[1]]);
+        let other = Kernel::new(Memory::new(4, SEED), 1);
+        assert_eq!(ways[0], reserve(&other, &keys[0], 0), "flow {number}");
+        let claimed: Vec<u32> = ways.into_iter().filter(|way| *way != NO_TWIN).collect();
+        both += usize::from(claimed.len() == 2);
+        for (way, state) in (0..).zip(states(&kernel)) {
+            let expected = if claimed.contains(&way) { FlowState::Busy } else { FlowState::Free };
+            assert_eq!(state, expected, "flow {number}, way {way}");
+        }
+        if ways[1] == NO_TWIN {
+            // The same place, which the request has; another is there for who asks.
+            assert_ne!(reserve(&kernel, &keys[1], 0), NO_TWIN, "flow {number}");
+        } else {
+            withdraw(&other, ways[0]);
+            assert_eq!(ways[1], reserve(&other, &keys[1], 0), "flow {number}");
+        }
+    }
+    assert!(both > 32, "{both} of 64");
+
+    let full = Kernel::new(Memory::new(1, SEED), 1);
+    for number in 0..WAYS as u32 {
+        insert(&full, &entry(key(number, false), 0, 5)).unwrap();
+    }
+    let before = states(&full);
+    assert_eq!(claim_free(&full, [&key(100, false), &key(100, true)]), [NO_TWIN; 2]);
+    assert_eq!(states(&full), before, "half-open flows do not give way here");
 }
