@@ -4,7 +4,12 @@ use std::{ffi::OsString, path::PathBuf};
 
 use anyhow::Result;
 
-use crate::{build, command, end_to_end, setup, workspace::Workspace};
+use crate::{
+    build, command, end_to_end,
+    packages::{self, Tool},
+    setup, test,
+    workspace::Workspace,
+};
 
 /// What is measured.
 #[derive(clap::Subcommand)]
@@ -15,6 +20,12 @@ pub enum Bench {
     /// What a packet costs in the XDP program, beside the least that any program takes; as root
     #[command(disable_help_flag = true)]
     Packet(Options),
+    /// How many packets a second cross the program between two devices in network namespaces; as root
+    #[command(disable_help_flag = true)]
+    Live(Options),
+    /// The same, beside nftables' DNAT
+    #[command(disable_help_flag = true)]
+    Rivals(Options),
 }
 
 /// What a measurement is told.
@@ -30,6 +41,8 @@ pub fn run(workspace: &Workspace, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Balance(options) => balance(workspace, options),
         Bench::Packet(options) => in_the_kernel(workspace, "packet", options),
+        Bench::Live(options) => on_the_road(workspace, "live", &[], options),
+        Bench::Rivals(options) => on_the_road(workspace, "rivals", &RIVALS, options),
     }
 }
 
@@ -41,6 +54,16 @@ fn balance(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut run = workspace.cargo("run");
     run.args(["--package", "balancer-tests"]);
     command::run(run.args(BENCH).arg("balance").args(&options.arguments))
+}
+
+/// What is measured beside the balancer, and with what.
+const RIVALS: [Tool; 2] =
+    [Tool { program: "nft", package: "nftables" }, Tool { program: "ethtool", package: "ethtool" }];
+
+fn on_the_road(workspace: &Workspace, name: &str, tools: &[Tool], options: &Options) -> Result<()> {
+    test::require_tools("bench")?;
+    packages::require("bench", tools)?;
+    in_the_kernel(workspace, name, options)
 }
 
 fn in_the_kernel(workspace: &Workspace, name: &str, options: &Options) -> Result<()> {

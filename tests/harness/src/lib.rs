@@ -12,6 +12,14 @@ pub mod names {
     pub const FLOOR: &str = "floor";
     /// The least that a rewriter can do: all that `nat` writes, each time the same, and nothing looked up.
     pub const LIMIT: &str = "limit";
+    /// Makes the next packet, and sends it out of the device in `OUT`.
+    pub const GENERATOR: &str = "generator";
+    /// Counts packets, and drops them.
+    pub const SINK: &str = "sink";
+    /// `DevMap` of one: where the generator sends.
+    pub const OUT: &str = "OUT";
+    /// `PerCpuArray<u64>` of one: what the sink has seen.
+    pub const SEEN: &str = "SEEN";
     /// `Array<Packets>` of one: the packets to be made.
     pub const PACKETS: &str = "PACKETS";
     /// `ProgramArray` of one: the program under test.

@@ -7,10 +7,10 @@ use core::ptr;
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::xdp_action::{XDP_ABORTED, XDP_TX},
+    bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_TX},
     helpers::bpf_xdp_adjust_head,
     macros::{map, xdp},
-    maps::{Array, ProgramArray},
+    maps::{Array, DevMap, PerCpuArray, ProgramArray},
     programs::XdpContext,
 };
 use balancer_ebpf::checksum::{self, Delta};
@@ -20,6 +20,10 @@ use balancer_harness::{HEAD, LONG, Packets, SHORT, WORDS, client_address, client
 static PACKETS: Array<Packets> = Array::with_max_entries(1, 0);
 #[map]
 static UNDER_TEST: ProgramArray = ProgramArray::with_max_entries(1, 0);
+#[map]
+static OUT: DevMap = DevMap::with_max_entries(1, 0);
+#[map]
+static SEEN: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
 /// Writes the next packet over the last one, whatever has become of that, and has it processed.
 #[xdp(frags)]
@@ -68,6 +72,24 @@ fn make(context: &XdpContext) -> Option<()> {
         write(start, end, HEAD + word * 8, value)?;
     }
     Some(())
+}
+
+/// Writes the next packet, and sends it.
+#[xdp(frags)]
+fn generator(context: XdpContext) -> u32 {
+    match make(&context) {
+        Some(()) => OUT.redirect(0, 0).unwrap_or(XDP_ABORTED),
+        None => XDP_ABORTED,
+    }
+}
+
+#[xdp(frags)]
+fn sink(_: XdpContext) -> u32 {
+    if let Some(seen) = SEEN.get_ptr_mut(0) {
+        // SAFETY: valid, aligned, and this CPU's own.
+        unsafe { *seen += 1 };
+    }
+    XDP_DROP
 }
 
 #[xdp(frags)]

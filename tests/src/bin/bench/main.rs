@@ -1,6 +1,7 @@
 //! `cargo xtask bench` runs this.
 
 mod balance;
+mod live;
 mod packet;
 
 use std::process::ExitCode;
@@ -20,12 +21,18 @@ enum Bench {
     Balance(balance::Options),
     /// What a packet costs in the program, beside the least that any takes
     Packet(packet::Options),
+    /// How many packets a second cross the program between two devices
+    Live(live::Options),
+    /// The same, and through nftables
+    Rivals(live::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
         Bench::Balance(options) => balance::run(&options).map(|()| true),
         Bench::Packet(options) => packet::run(&options),
+        Bench::Live(options) => live::run(&options, false),
+        Bench::Rivals(options) => live::run(&options, true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

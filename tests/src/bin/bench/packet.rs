@@ -1,10 +1,10 @@
 //! What a packet costs: nanoseconds in the kernel, beside the least that any program takes.
 
-mod bed;
-mod case;
-mod frame;
+pub mod bed;
+pub mod case;
+pub mod frame;
 mod miss;
-mod report;
+pub mod report;
 mod target;
 
 use std::{
@@ -136,7 +136,7 @@ fn measure(harness: &mut Harness, beds: &mut [Bed], cases: &[Case], rounds: u32)
 }
 
 /// Stays on one CPU, so that all is measured with the same caches.
-fn pin(cpu: usize) -> Result<()> {
+pub fn pin(cpu: usize) -> Result<()> {
     let mut set = nix::sched::CpuSet::new();
     set.set(cpu).with_context(|| format!("there is no CPU {cpu}"))?;
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)

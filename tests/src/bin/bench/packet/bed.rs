@@ -17,11 +17,11 @@ use super::{
 };
 
 /// Up to which age packets of most tables count by their flow's age: all flows are older when they are measured.
-const BRIEF: Duration = Duration::from_millis(70);
+pub const BRIEF: Duration = Duration::from_millis(70);
 /// How long to wait until flows are older than that: it is counted in stamps of 67 ms.
-const GROWTH: Duration = Duration::from_millis(210);
+pub const GROWTH: Duration = Duration::from_millis(210);
 /// The default of `max-flows`.
-const DEFAULT_FLOWS: u32 = 262_144;
+pub const DEFAULT_FLOWS: u32 = 262_144;
 /// Flows of a table that fits into the cache.
 const FEW_FLOWS: u32 = 4096;
 /// How many new flows such a table takes before they are taken out again.
@@ -71,18 +71,7 @@ struct Counts {
 impl Bed {
     /// Loads the program and opens the flows.
     pub fn new(harness: &mut Harness, name: &str, object: Option<&[u8]>, scale: Scale) -> Result<Bed> {
-        let load = |flows, profiled_age| -> Result<Program> {
-            let mut program = Program::of(object, 1, flows, profiled_age).context("load the program")?;
-            program.set_hop(0, INGRESS, 1500);
-            program.change_services(|service| {
-                (service.idle_timeout, service.half_open_timeout, service.closing_timeout) =
-                    (HOURS, HOURS, HOURS);
-            })?;
-            for service in 0..2 {
-                program.set_ring(service, &[0; RING_SLOTS])?;
-            }
-            Ok(program)
-        };
+        let load = |flows, profiled_age| load(object, flows, profiled_age);
         let bed = Bed {
             name: name.to_owned(),
             // A million flows of each protocol, and room for those that come.
@@ -277,8 +266,21 @@ impl Bed {
     }
 }
 
+/// Loads a program whose flows stay, with one backend.
+pub fn load(object: Option<&[u8]>, flows: u32, profiled_age: Duration) -> Result<Program> {
+    let mut program = Program::of(object, 1, flows, profiled_age).context("load the program")?;
+    program.set_hop(0, INGRESS, 1500);
+    program.change_services(|service| {
+        (service.idle_timeout, service.half_open_timeout, service.closing_timeout) = (HOURS, HOURS, HOURS);
+    })?;
+    for service in 0..2 {
+        program.set_ring(service, &[0; RING_SLOTS])?;
+    }
+    Ok(program)
+}
+
 /// Sends one packet of each flow through a program.
-fn pass(harness: &mut Harness, program: &Program, shape: &Shape, flows: u32) -> Result<()> {
+pub fn pass(harness: &mut Harness, program: &Program, shape: &Shape, flows: u32) -> Result<()> {
     let packets = shape.packets(0, flows, None)?;
     harness.make(&packets)?;
     harness.call(&Subject::Loaded(program.datapath.loaded_program()?))?;

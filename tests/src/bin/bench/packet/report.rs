@@ -44,7 +44,7 @@ pub struct Report {
 
 /// Where and when it was measured.
 #[derive(Serialize)]
-struct Machine {
+pub struct Machine {
     processor: String,
     kernel: String,
     date: String,
@@ -114,8 +114,7 @@ impl Report {
 
     /// Prints a Markdown table.
     pub fn print(&self) {
-        let Machine { processor, kernel, date, commit, load } = &self.machine;
-        println!("{processor}, Linux {kernel}, {date}, commit {commit}, load {load}");
+        println!("{}", self.machine.line());
         println!(
             "Floor: {:.1} ns at least, {:.1} in the middle; a load from the flow table's memory: {:.0}, {:.0}.\n",
             self.floor.least, self.floor.median, self.miss.least, self.miss.median
@@ -151,7 +150,13 @@ impl Spread {
 }
 
 impl Machine {
-    fn here() -> Result<Machine> {
+    /// All of it, for people.
+    pub fn line(&self) -> String {
+        let Machine { processor, kernel, date, commit, load } = self;
+        format!("{processor}, Linux {kernel}, {date}, commit {commit}, load {load}")
+    }
+
+    pub fn here() -> Result<Machine> {
         let processor = fs::read_to_string("/proc/cpuinfo")?;
         let processor =
             processor.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
