@@ -80,7 +80,7 @@ impl Road {
         // A later start must find its flows as they were, and none may be refused.
         let rules = format!(
             "table ip balance {{ chain in {{ type nat hook prerouting priority dstnat; \
-             ip daddr {VIP} meta l4proto {{ tcp, udp }} th dport {VIP_PORT} dnat to {server}:{BACKEND_PORT}; }} }}"
+             ip daddr {VIP} meta l4proto {{ tcp, udp }} th dport {VIP_PORT} dnat to {server}:{BACKEND_PORT}; }}; }}"
         );
         lb.output("nft", &[&rules]).context("load nftables' rules: is nftables installed?")?;
         self.restore.set(LIMIT, TRACKED)?;
@@ -93,7 +93,7 @@ impl Road {
         ] {
             lb.set_sysctl(path, value)?;
         }
-        let count = "table netdev count { chain in { type filter hook ingress device b0 priority 0; counter drop; } }";
+        let count = "table netdev count { chain in { type filter hook ingress device b0 priority 0; counter drop; }; }";
         self.backend.output("nft", &[count]).map(drop)
     }
 
