@@ -3,6 +3,7 @@
 pub mod api;
 pub mod attach;
 pub mod balance;
+pub mod capabilities;
 pub mod cli;
 pub mod clock;
 pub mod commands;
@@ -28,4 +29,5 @@ pub mod responses;
 pub mod rotation;
 pub mod schedule;
 pub mod simulate;
+pub mod supervisor;
 pub mod window;

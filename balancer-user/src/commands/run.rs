@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     api::{self, Command, Published, Server},
     attach::{self, Attachments, Interfaces},
+    capabilities,
     cli::RunArgs,
     clock::Monotonic,
     config::Config,
@@ -25,6 +26,7 @@ use crate::{
     instance::Instance,
     netlink::Netlink,
     profile::Profile,
+    supervisor::Supervisor,
 };
 
 /// How long the start waits for the backends' link-layer addresses.
@@ -101,10 +103,13 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let (publish, published) = watch::channel(publication(&mut controller, Monotonic::now())?);
     let (ask, asked) = api::commands(api::ANSWER_LIMIT);
     let serve = server.serve(published, ask, std::future::pending());
+    capabilities::keep_those_of_the_controller()?;
+    let mut supervisor = Supervisor::from_environment(Monotonic::now());
+    supervisor.ready();
     let kernel = (from_kernel, to_netlink);
     let health = (prober, reports);
     tokio::select! {
-        result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish) => result,
+        result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish, &mut supervisor) => result,
         result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -150,6 +155,7 @@ async fn steer(
     (prober, mut reports): (Prober, mpsc::Receiver<Report>),
     mut asked: mpsc::Receiver<Command>,
     publish: &watch::Sender<Published>,
+    supervisor: &mut Supervisor,
 ) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -162,8 +168,8 @@ async fn steer(
     loop {
         tokio::select! {
             biased;
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
             _ = hangup.recv() => match controller.reload(Monotonic::now()) {
                 Ok(differences) if differences.is_empty() => tracing::info!("reloaded: nothing has changed"),
                 Ok(differences) => tracing::info!("reloaded: {} changes", differences.len()),
@@ -185,6 +191,7 @@ async fn steer(
             _ = tick.tick() => {
                 let now = Monotonic::now();
                 controller.tick(now)?;
+                supervisor.alive(now);
                 if now.since(shown) >= STATUS_PERIOD {
                     shown = now;
                     publish.send_replace(publication(controller, now)?);
@@ -209,4 +216,6 @@ async fn steer(
             prober.check(controller.targets());
         }
     }
+    supervisor.stopping();
+    Ok(())
 }

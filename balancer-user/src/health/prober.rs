@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{Limit, Outcome, exec, http, ping, rounds::Rounds, tcp, udp};
 use crate::{
+    capabilities,
     clock::Monotonic,
     config::{Health, Probe},
 };
@@ -74,7 +75,10 @@ impl Prober {
             .context("start an event loop for health checks")?;
         let thread = thread::Builder::new()
             .name("health".to_owned())
-            .spawn(move || runtime.block_on(check_all(wanted, reports)))
+            .spawn(move || match capabilities::keep_those_of_the_prober() {
+                Ok(()) => runtime.block_on(check_all(wanted, reports)),
+                Err(error) => tracing::error!("{error:#}"),
+            })
             .context("start a thread for health checks")?;
         Ok((Prober { targets: Some(targets), thread: Some(thread) }, received))
     }
