@@ -102,6 +102,7 @@ impl Bed {
         let full = pass(harness, &bed.full, &case::opening(IPV4, TRANSMISSION), scale.many * 2);
         full.context("fill a table with half-open flows")?;
         bed.flood = scale.many * 2;
+        super::miss::map(bed.many.datapath.flows());
         Ok(bed)
     }
 
