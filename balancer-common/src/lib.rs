@@ -74,6 +74,9 @@ pub mod names {
     pub const AGE_PROFILES: &str = "AGE_PROFILES";
     /// `PerCpuArray<u64>`, indexed by `Phase`: flows that gave way to new ones, since there was no room.
     pub const EVICTED: &str = "EVICTED";
+    /// `Array<u64>` of one, memory-mapped: a neighbour without a MAC that an answer was refused for; its interface in the
+    /// high half, its address in the low one, as its bytes lie in memory; 0 = none.
+    pub const UNRESOLVED: &str = "UNRESOLVED";
     /// `Array<Layout>` of one.
     pub const LAYOUT: &str = "LAYOUT";
     /// `PerCpuArray<u64>`, indexed by `Reason`: refused packets.

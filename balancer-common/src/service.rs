@@ -97,9 +97,15 @@ pub struct Backend {
     pub abilities: u32,
     /// `DRAINED` or `LEAVING`: when the flows that are left are ended, in units of 2^`STAMP_SHIFT` ns.
     pub ends: u32,
+    /// Of a service that keeps no flows: its address, which the backend's answers leave with; else 0.0.0.0.
+    pub service_address: [u8; 4],
+    /// And its port, network order.
+    pub service_port: [u8; 2],
+    /// Always 0.
+    pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<Backend>() == 24);
+const _: () = assert!(size_of::<Backend>() == 32);
 
 /// The first of the ports that clients are given together with `Backend::snat_address`; the last is 65535. Linux takes
 /// none of them for its own connections, unless it is told to (`ip_local_port_range`).
@@ -163,6 +169,8 @@ pub mod endpoint {
     pub const SERVER: u32 = 1;
     /// The backend whose id is in the low half sends media from there.
     pub const MEDIA: u32 = 1 << 16;
+    /// The backend whose id is in the low half, of a service that keeps no flows, answers from there.
+    pub const ONE_PACKET: u32 = 1 << 17;
 }
 
 /// By what a daemon knows whether it understands the maps that an earlier one has left.

@@ -8,7 +8,7 @@ use balancer_common::{
 use crate::{
     Packet,
     enter::{self, Entered},
-    exchange,
+    exchange, one_packet,
     open::{self, Choice},
     process::{self, Step},
     state::{self, Segment},
@@ -25,6 +25,15 @@ pub trait FlowMemory {
     fn tags(&self, bucket: u32) -> Option<*mut u64>;
     /// The entries of a bucket, valid and aligned; `None` past the last one.
     fn bucket(&self, bucket: u32) -> Option<*mut Bucket>;
+}
+
+/// Where the kernel would send a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Kernel index of the interface that it leaves by.
+    pub ifindex: u32,
+    /// MAC of the neighbour that it goes to.
+    pub neighbour: [u8; 6],
 }
 
 /// Everything else.
@@ -55,6 +64,8 @@ pub trait Environment: FlowMemory + Sized {
     fn next_hop(&self, index: u32) -> Option<NextHop>;
     /// Binds the frame to leave by a port, if its verdict is to be `Redirect`; false when nothing leaves by it.
     fn redirect(&self, port: u16) -> bool;
+    /// The kernel's way for a datagram that came in here, by its routes and neighbours.
+    fn way(&self, source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason>;
     /// This CPU's counters of a backend, valid and aligned.
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
     /// The precise monotonic clock in units of 2^`EXCHANGE_SHIFT` ns.
@@ -84,6 +95,11 @@ pub trait Environment: FlowMemory + Sized {
     #[inline(always)]
     fn open<P: Packet>(&self, packet: &P, stale: u32) -> Step {
         process::open(packet, self, stale)
+    }
+    /// [`one_packet::carry`].
+    #[inline(always)]
+    fn carry_alone<P: Packet>(&self, packet: &P) -> Step {
+        one_packet::carry(packet, self)
     }
     /// [`open::choose`].
     #[inline(always)]

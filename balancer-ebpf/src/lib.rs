@@ -3,7 +3,7 @@
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
 //! ring, [`enter`] brings it into the table, [`persist`] remembers whose it was, [`source`] says where its packets come from,
 //! [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole
-//! way. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
+//! way; [`one_packet`] goes another one, for services that keep no flows. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
 //! in the tests on the host.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -18,6 +18,7 @@ pub mod enter;
 pub mod environment;
 pub mod exchange;
 mod media;
+pub mod one_packet;
 pub mod open;
 pub mod packet;
 pub mod parse;
@@ -29,7 +30,7 @@ mod source;
 pub mod state;
 pub mod table;
 
-pub use environment::{Environment, FlowMemory};
+pub use environment::{Environment, FlowMemory, Way};
 pub use packet::Packet;
 pub use process::{Verdict, process};
 

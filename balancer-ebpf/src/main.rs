@@ -3,16 +3,17 @@
 #![no_main]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
-use core::ptr;
+use core::{mem, ptr};
 
 use aya_ebpf::{
     EbpfContext,
     bindings::{
+        BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as FibLookup,
         xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
         xdp_md,
     },
     helpers::{
-        bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
+        bpf_fib_lookup, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
         bpf_xdp_get_buff_len,
     },
     macros::{map, xdp},
@@ -23,12 +24,12 @@ use aya_log_ebpf::debug;
 use balancer_common::{
     AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT, FlowKey,
     HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord,
-    STAMP_SHIFT, Service, ServiceId, ServiceKey,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP,
 };
 use balancer_ebpf::{
-    Environment, FlowMemory, Packet, Verdict, atomic,
+    Environment, FlowMemory, Packet, Verdict, Way, atomic,
     enter::{self, Entered},
-    exchange,
+    exchange, one_packet,
     open::{self, Choice},
     packet::Wire,
     process::{self, Step, process},
@@ -79,10 +80,15 @@ static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 
 static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Phase::ALL.len() as u32, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
+#[map]
+static UNRESOLVED: Array<u64> = Array::with_max_entries(1, MMAPABLE);
 
 // For the controller alone.
 #[map]
 static LAYOUT: Array<Layout> = Array::with_max_entries(1, 0);
+
+/// The address family of IPv4, as the kernel numbers it.
+const AF_INET: u8 = 2;
 
 /// How many ICMP messages a CPU sends within one stamp (67 ms): about a thousand a second, as Linux does.
 const ICMP_PER_STAMP: u32 = 64;
@@ -288,6 +294,36 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn way(&self, source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason> {
+        // SAFETY: integers and arrays of them, for which all zeros is a value.
+        let mut wanted: FibLookup = unsafe { mem::zeroed() };
+        wanted.family = AF_INET;
+        wanted.l4_protocol = UDP;
+        wanted.ifindex = self.ingress();
+        wanted.__bindgen_anon_3.ipv4_src = u32::from_ne_bytes(source);
+        wanted.__bindgen_anon_4.ipv4_dst = u32::from_ne_bytes(destination);
+        let size = size_of::<FibLookup>() as i32;
+        // SAFETY: the context is the one that the program was called with, and the other a structure of this size (kernel
+        // 4.18).
+        let result = unsafe { bpf_fib_lookup(self.0.as_ptr(), &raw mut wanted, size, 0) };
+        if result == i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
+            return Ok(Way { ifindex: wanted.ifindex, neighbour: wanted.dmac });
+        }
+        if result != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {
+            return Err(Reason::NoEgress);
+        }
+        if let Some(unresolved) = UNRESOLVED.get_ptr_mut(0) {
+            // SAFETY: the kernel has written the neighbour's address there, that of the gateway or of the destination.
+            let neighbour = unsafe { wanted.__bindgen_anon_4.ipv4_dst };
+            // SAFETY: valid and aligned; written whole.
+            unsafe {
+                ptr::write_volatile(unresolved, u64::from(wanted.ifindex) << 32 | u64::from(neighbour))
+            };
+        }
+        Err(Reason::NoNeighbour)
+    }
+
+    #[inline(always)]
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {
         COUNTERS.get_ptr_mut(u32::from(id))
     }
@@ -342,6 +378,11 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn open<P: Packet>(&self, _packet: &P, stale: u32) -> Step {
         Step::from_number(packet_open(self.0.ctx, stale))
+    }
+
+    #[inline(always)]
+    fn carry_alone<P: Packet>(&self, _packet: &P) -> Step {
+        Step::from_number(packet_carry_alone(self.0.ctx))
     }
 
     #[inline(always)]
@@ -429,6 +470,13 @@ extern "C" fn packet_forward(context: *mut xdp_md, is_first: u32) -> u64 {
 extern "C" fn packet_open(context: *mut xdp_md, stale: u32) -> u64 {
     let context = XdpContext::new(context);
     process::open(&Frame(&context), &Kernel(&context), stale).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_carry_alone(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    one_packet::carry(&Frame(&context), &Kernel(&context)).to_number()
 }
 
 #[unsafe(no_mangle)]

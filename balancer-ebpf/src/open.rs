@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How many slots a flow tries when its reply would look like that of another flow.
-const TRIES: usize = 4;
+pub const TRIES: usize = 4;
 
 /// Whom a new flow leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +64,7 @@ pub fn ask<'a, E: Environment>(
 ) -> Result<Opening<'a>, Reason> {
     let key = &parsed.key;
     let roles = environment.roles(key.source);
-    // No client has such an address. The reply to a service's address, translated, would be another request, and the
-    // reply to this host's would look like that to a connection of its own.
-    if !is_unicast(key.source) || roles & (role::SERVICE | role::LOCAL) != 0 {
-        return Err(Reason::Malformed);
-    }
+    check_client(key.source, roles)?;
     if key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
         return Err(Reason::UnknownFlow);
     }
@@ -79,6 +75,18 @@ pub fn ask<'a, E: Environment>(
     // SAFETY: `parse` checked that the Ethernet header lies in the frame.
     let neighbour = unsafe { (*parsed.ethernet).src_addr };
     Ok(Opening { key: *key, service, choice, neighbour, ingress: ingress as u16, port })
+}
+
+/// Whether a client can have this address, of these roles.
+#[inline(always)]
+pub fn check_client(address: [u8; 4], roles: u32) -> Result<(), Reason> {
+    // The reply to a service's address, translated, would be another request, and the reply to this host's would look
+    // like that to a connection of its own.
+    if is_unicast(address) && roles & (role::SERVICE | role::LOCAL) == 0 {
+        Ok(())
+    } else {
+        Err(Reason::Malformed)
+    }
 }
 
 /// Brings a flow into the table.
@@ -197,7 +205,7 @@ fn is_over<E: Environment>(environment: &E, found: &Found, now: u32) -> bool {
 
 /// Takes the next slot; whose it is.
 #[inline(always)]
-fn next<E: Environment>(
+pub fn next<E: Environment>(
     environment: &E,
     service: &Service,
     key: &FlowKey,

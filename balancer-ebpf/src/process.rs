@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic,
-    age_bucket, answer as answers, endpoint, flags, role,
+    BackendId, FIRST_SNAT_PORT, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
+    Traffic, age_bucket, answer as answers, endpoint, flags, option, role,
 };
 use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
@@ -42,6 +42,8 @@ pub enum Step {
     Unknown(u32),
     /// Its flow is live: opened for it, or by another CPU meanwhile.
     Known,
+    /// To or from a service that keeps no flows.
+    Alone,
     /// Refused.
     Refused(Reason),
     /// Refused, and its sender is told so.
@@ -66,6 +68,7 @@ impl Step {
             Step::Known => (4, 0),
             Step::Refused(reason) => (5, reason as u32),
             Step::Rejected(reason) => (6, reason as u32),
+            Step::Alone => (7, 0),
         };
         kind << 32 | value as u64
     }
@@ -85,7 +88,8 @@ impl Step {
             3 => Step::Unknown(value),
             4 => Step::Known,
             5 => Step::Refused(reason),
-            _ => Step::Rejected(reason),
+            6 => Step::Rejected(reason),
+            _ => Step::Alone,
         }
     }
 }
@@ -100,12 +104,15 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     if step == Step::Known {
         step = environment.forward(packet, true);
     }
+    if step == Step::Alone {
+        step = environment.carry_alone(packet);
+    }
     match step {
         Step::Foreign => Verdict::Pass,
         Step::Back => Verdict::Transmit,
         Step::Out(port) => Verdict::Redirect(port),
         // The sender's next try opens another.
-        Step::Unknown(_) | Step::Known => refuse(environment, Reason::FlowPushedOut),
+        Step::Unknown(_) | Step::Known | Step::Alone => refuse(environment, Reason::FlowPushedOut),
         Step::Refused(reason) => refuse(environment, reason),
         Step::Rejected(reason) => {
             environment.refuse(reason);
@@ -145,9 +152,7 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
     let hash = table::hash(environment, &parsed.key);
     let found = table::find(environment, &parsed.key, hash);
     if !found.exists() || starts_anew(environment, &parsed, &found, now) {
-        let is_foreign = environment.service(&service_key(&parsed)).is_none()
-            && environment.endpoint(&sender_key(&parsed)) == 0;
-        return if is_foreign { Step::Foreign } else { Step::Unknown(found.index) };
+        return without_flow(environment, &parsed, found.index);
     }
     if is_first {
         exchange::prepare(packet, &parsed, &found);
@@ -157,6 +162,19 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
         Ok(hop) => Step::Out(hop.port),
         Err(reason) => Step::Refused(reason),
     }
+}
+
+/// Whose business a packet is that has no flow, or whose flow, with the entry `stale`, is over.
+#[inline(always)]
+fn without_flow<E: Environment>(environment: &E, parsed: &Parsed, stale: u32) -> Step {
+    let is_alone = match environment.service(&service_key(parsed)) {
+        Some(service) => service.options & option::ONE_PACKET != 0,
+        None => match environment.endpoint(&sender_key(parsed)) {
+            0 => return Step::Foreign,
+            sender => sender & endpoint::ONE_PACKET != 0,
+        },
+    };
+    if is_alone { Step::Alone } else { Step::Unknown(stale) }
 }
 
 /// Opens a flow for a packet that has none, or whose flow, with the entry `stale`, is over.
@@ -218,10 +236,7 @@ fn stranger<'a, E: Environment>(environment: &'a E, parsed: &Parsed, now: u32) -
     if sender == 0 {
         return Err(Step::Foreign);
     }
-    let roles = environment.roles(parsed.key.destination);
-    let is_clients =
-        roles & role::SNAT != 0 && u16::from_be_bytes(parsed.key.destination_port) >= FIRST_SNAT_PORT;
-    if roles & role::LOCAL != 0 && !is_clients {
+    if is_for_host(&parsed.key, environment.roles(parsed.key.destination)) {
         return Err(Step::Foreign);
     }
     if parsed.key.protocol == TCP {
@@ -234,9 +249,17 @@ fn stranger<'a, E: Environment>(environment: &'a E, parsed: &Parsed, now: u32) -
     Ok(media::answer(environment, parsed, sender, now)?)
 }
 
+/// Whether a packet without a flow, to an address of these roles, is for this host itself: not for a port that clients are
+/// given.
+#[inline(always)]
+pub fn is_for_host(key: &FlowKey, roles: u32) -> bool {
+    let is_clients = roles & role::SNAT != 0 && u16::from_be_bytes(key.destination_port) >= FIRST_SNAT_PORT;
+    roles & role::LOCAL != 0 && !is_clients
+}
+
 /// Whether the service wants the senders of packets refused for this reason to be told.
 #[inline(always)]
-fn is_answered(service: &Service, reason: Reason) -> bool {
+pub fn is_answered(service: &Service, reason: Reason) -> bool {
     let wanted = match reason {
         Reason::UnknownFlow => answers::UNKNOWN_FLOW,
         Reason::NoBackend => answers::NO_BACKEND,
@@ -299,7 +322,7 @@ fn carry<P: Packet, E: Environment>(
 
 /// What a packet of a service or a flow must fulfil whatever becomes of it.
 #[inline(always)]
-fn check_packet(parsed: &Parsed) -> Result<(), Reason> {
+pub fn check_packet(parsed: &Parsed) -> Result<(), Reason> {
     if parsed.fragmented {
         return Err(Reason::Fragment);
     }
@@ -335,8 +358,9 @@ fn starts_anew<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, 
     reopens || table::is_expired(environment, found, now)
 }
 
+/// The service that a packet is to, if there is one.
 #[inline(always)]
-fn service_key(parsed: &Parsed) -> ServiceKey {
+pub fn service_key(parsed: &Parsed) -> ServiceKey {
     ServiceKey {
         address: parsed.key.destination,
         port: parsed.key.destination_port,
@@ -345,8 +369,9 @@ fn service_key(parsed: &Parsed) -> ServiceKey {
     }
 }
 
+/// The endpoint that a packet is from, if it is a backend's.
 #[inline(always)]
-fn sender_key(parsed: &Parsed) -> ServiceKey {
+pub fn sender_key(parsed: &Parsed) -> ServiceKey {
     ServiceKey {
         address: parsed.key.source,
         port: parsed.key.source_port,
@@ -390,7 +415,7 @@ fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found
 
 /// Counts a packet towards the flow's backend.
 #[inline(always)]
-fn count<E: Environment>(environment: &E, backend: BackendId, direction: Direction, bytes: u16) {
+pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Direction, bytes: u16) {
     let Some(counters) = environment.counters(backend) else { return };
     // SAFETY: counters are valid, aligned, and this CPU's own.
     let counters = unsafe { &mut *counters };
@@ -429,8 +454,9 @@ fn grow<E: Environment>(environment: &E, found: &Found) {
     }
 }
 
+/// Adds a packet.
 #[inline(always)]
-fn add(traffic: &mut Traffic, bytes: u16) {
+pub fn add(traffic: &mut Traffic, bytes: u16) {
     traffic.packets = traffic.packets.wrapping_add(1);
     traffic.bytes = traffic.bytes.wrapping_add(u64::from(bytes));
 }

@@ -2,9 +2,13 @@
 
 use core::ptr;
 
-use balancer_common::{FlowEntry, UDP};
+use balancer_common::{FlowEntry, FlowKey, UDP};
 
-use crate::{checksum, parse::Parsed};
+use crate::{
+    checksum::{self, Delta},
+    parse::Parsed,
+    source::Source,
+};
 
 /// What a direction of a flow makes of its packets: the entry's part of the rewrite, copied out of the table.
 pub struct Translation {
@@ -23,6 +27,23 @@ impl Translation {
             ports: [entry.new_source_port, entry.new_destination_port],
             ip_delta: entry.ip_delta,
             l4_delta: entry.l4_delta,
+        }
+    }
+
+    /// That of a single datagram, which leaves with this source and this destination.
+    #[inline(always)]
+    pub fn new(key: &FlowKey, source: Source, destination: Source) -> Translation {
+        let addresses = Delta::default()
+            .address(key.source, source.address)
+            .address(key.destination, destination.address);
+        Translation {
+            addresses: [source.address, destination.address],
+            ports: [source.port, destination.port],
+            ip_delta: addresses.and(Delta::TTL).fold(),
+            l4_delta: addresses
+                .word(key.source_port, source.port)
+                .word(key.destination_port, destination.port)
+                .fold(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod full;
 mod hashed;
 mod lifetime;
 mod media;
+mod one_packet;
 mod parse;
 mod persist;
 mod process;

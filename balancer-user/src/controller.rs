@@ -150,6 +150,17 @@ impl Controller {
         self.backends.iter().flatten().any(|backend| backend.given_source().is_some())
     }
 
+    /// Whether a service keeps no flows, so that the kernel's routes say where its backends' answers go.
+    pub fn asks_for_ways(&self) -> bool {
+        self.services.iter().any(|service| service.config.one_packet)
+    }
+
+    /// A neighbour that the kernel must be asked to find, for the answers that have been refused since: its interface and
+    /// address.
+    pub fn take_unresolved(&self) -> Option<(u32, Ipv4Addr)> {
+        self.datapath.take_unresolved()
+    }
+
     /// Writes the next hops: one for each interface, one for each backend. A backend that can't be reached takes no
     /// new flows.
     pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {

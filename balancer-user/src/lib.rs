@@ -14,6 +14,7 @@ pub mod curve;
 pub mod datapath;
 pub mod ephemeral;
 pub mod forward;
+pub mod forwarding;
 pub mod health;
 pub mod history;
 pub mod instance;

@@ -19,7 +19,7 @@ use rtnetlink::{
         route::{RouteAddress, RouteAttribute, RouteType},
     },
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::network::{Link, LocalAddress, Neighbour, Network, Route, XdpAttachment};
 
@@ -73,23 +73,30 @@ impl Netlink {
     /// Asks the kernel to find or confirm the MACs on the way to `addresses`.
     pub async fn confirm(&self, network: &Network, addresses: &[Ipv4Addr]) {
         for route in network.unconfirmed(addresses) {
-            let request = self
-                .handle
-                .neighbours()
-                .add(route.ifindex, IpAddr::V4(route.neighbour))
-                .state(NeighbourState::None)
-                .flags(NeighbourFlags::Use)
-                .replace();
-            if let Err(error) = request.execute().await {
-                tracing::debug!("ask for the neighbour {}: {error}", route.neighbour);
-            }
+            self.ask_for(route.ifindex, route.neighbour).await;
         }
     }
 
-    /// Keeps `network` in step with the kernel, with the routes to the latest `addresses`, until its receivers are gone.
+    /// Asks the kernel to find or confirm a neighbour's MAC.
+    async fn ask_for(&self, ifindex: u32, neighbour: Ipv4Addr) {
+        let request = self
+            .handle
+            .neighbours()
+            .add(ifindex, IpAddr::V4(neighbour))
+            .state(NeighbourState::None)
+            .flags(NeighbourFlags::Use)
+            .replace();
+        if let Err(error) = request.execute().await {
+            tracing::debug!("ask for the neighbour {neighbour}: {error}");
+        }
+    }
+
+    /// Keeps `network` in step with the kernel, with the routes to the latest `addresses`, until its receivers are gone; and
+    /// asks for the `neighbours` that it is told, each an interface and an address.
     pub async fn follow(
         mut self,
         mut addresses: watch::Receiver<Vec<Ipv4Addr>>,
+        mut neighbours: mpsc::Receiver<(u32, Ipv4Addr)>,
         network: watch::Sender<Network>,
     ) -> Result<()> {
         let mut confirm = tokio::time::interval(CONFIRM);
@@ -117,6 +124,10 @@ impl Netlink {
                 _ = confirm.tick() => {
                     let (seen, addresses) = (network.borrow().clone(), addresses.borrow().clone());
                     self.confirm(&seen, &addresses).await;
+                    continue;
+                }
+                Some((ifindex, neighbour)) = neighbours.recv() => {
+                    self.ask_for(ifindex, neighbour).await;
                     continue;
                 }
                 changed = addresses.changed() => changed.context("follow the backends' addresses")?,

@@ -41,8 +41,13 @@ struct Scene {
 
 impl Scene {
     fn new(method: &'static str, weights: &[u8]) -> Scene {
+        Scene::with(method, weights, "")
+    }
+
+    /// The same, whose service has further lines.
+    fn with(method: &'static str, weights: &[u8], more: &'static str) -> Scene {
         let bench = Plan::backends(weights.len() as u8).build().unwrap();
-        let text = config::text("", &[Service::new("udp", method, weights)]);
+        let text = config::text("", &[Service { more, ..Service::new("udp", method, weights) }]);
         let balancer = Balancer::start(&bench.balancer, &text).unwrap();
         status::wait_until_up(&balancer).unwrap();
         Scene {
@@ -225,7 +230,7 @@ impl Table {
     }
 
     /// A balancer with this table's loads in its windows, brought there by real packets.
-    fn scene(&self) -> Scene {
+    fn scene(&self, more: &'static str) -> Scene {
         let method = match self.kind() {
             Kind::Packets => "least-packets",
             Kind::Bytes => "least-bandwidth",
@@ -233,7 +238,7 @@ impl Table {
             Kind::FlowsAndTimes => "least-response-time",
         };
         let weights: Vec<u8> = self.services.iter().map(|service| service.weight.unwrap_or(1)).collect();
-        let mut scene = Scene::new(method, &weights);
+        let mut scene = Scene::with(method, &weights, more);
         for (number, load) in (1..).zip(self.loads()) {
             scene.only(&[number]);
             let picks = scene.send_at_once(load as usize);
@@ -269,8 +274,12 @@ impl Table {
 
 /// All requests of the table between two ticks or with any number of ticks between them: the ring is a schedule.
 fn play_at_once(name: &str) {
+    play_at_once_with(name, "");
+}
+
+fn play_at_once_with(name: &str, more: &'static str) {
     let table = Table::read(name);
-    let mut scene = table.scene();
+    let mut scene = table.scene(more);
     assert_eq!(scene.send_at_once(8), table.picks(), "{name}");
     let mut loads = table.loads();
     table.picks().iter().for_each(|pick| loads[pick - 1] += 1);
@@ -280,9 +289,13 @@ fn play_at_once(name: &str) {
 
 /// The table row by row, each with the counted load of the row before.
 fn play_row_by_row(name: &str) {
+    play_row_by_row_with(name, "");
+}
+
+fn play_row_by_row_with(name: &str, more: &'static str) {
     let table = Table::read(name);
     let shows_n = matches!(table.kind(), Kind::Packets | Kind::Flows);
-    let mut scene = table.scene();
+    let mut scene = table.scene(more);
     let mut loads = table.loads();
     let mut backends = table.wait_for_loads(&scene, &loads);
     for (row, pick) in table.expect.iter().zip(table.picks()) {
@@ -377,6 +390,36 @@ fn the_weighted_table_of_least_response_time_at_once() {
 #[test]
 fn the_weighted_table_of_least_response_time_row_by_row() {
     play_row_by_row("least-response-time-weighted");
+}
+
+/// Makes a service one without flows.
+const ONE_PACKET: &str = "one-packet = true";
+
+const TABLES_WITHOUT_FLOWS: [&str; 4] = [
+    "least-packets",
+    "least-packets-weighted-formula",
+    "least-bandwidth",
+    "least-bandwidth-weighted-formula",
+];
+
+#[test]
+fn the_tables_at_once_without_flows() {
+    TABLES_WITHOUT_FLOWS.iter().for_each(|name| play_at_once_with(name, ONE_PACKET));
+}
+
+#[test]
+fn the_tables_row_by_row_without_flows() {
+    TABLES_WITHOUT_FLOWS.iter().for_each(|name| play_row_by_row_with(name, ONE_PACKET));
+}
+
+#[test]
+fn weighted_turns_without_flows() {
+    let mut scene = Scene::with("round-robin", &[2, 3, 4], ONE_PACKET);
+    assert_eq!(scene.send_at_once(27), [3, 2, 1, 3, 2, 3, 1, 2, 3].repeat(3));
+    scene.wait_for_window(&[6, 9, 12]);
+    let mut scene = Scene::with("least-packets", &[2, 3, 4], ONE_PACKET);
+    assert_eq!(scene.send_at_once(18), [1, 2, 3, 3, 2, 3, 1, 2, 3].repeat(2));
+    scene.wait_for_window(&[4, 6, 8]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use balancer_common::{
 use bytemuck::Zeroable;
 
 use super::turns::Turns;
-use crate::{Environment, FlowMemory, Packet, enter, packet::Wire, table};
+use crate::{Environment, FlowMemory, Packet, Way, enter, packet::Wire, table};
 
 /// Bytes before a frame in its allocation, which it can grow into.
 const HEADROOM: usize = 64;
@@ -265,6 +265,8 @@ pub struct Kernel {
     times: Vec<UnsafeCell<ResponseTimes>>,
     counters: Vec<UnsafeCell<BackendCounters>>,
     drops: [Cell<u64>; Reason::ALL.len()],
+    /// The kernel's ways, by destination.
+    pub ways: HashMap<[u8; 4], Result<Way, Reason>>,
     /// Which of two CPUs this is, if they take turns.
     pub turns: Option<(Arc<Turns>, usize)>,
     /// How often it has looked into the flow table, and what another CPU does there before which look.
@@ -294,6 +296,7 @@ impl Kernel {
             times: (0..backends).map(|_| UnsafeCell::default()).collect(),
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
             drops: Default::default(),
+            ways: HashMap::new(),
             turns: None,
             looks: Cell::new(0),
             interruption: Cell::new(None),
@@ -457,6 +460,10 @@ impl Environment for Kernel {
 
     fn redirect(&self, port: u16) -> bool {
         self.ports.values().any(|other| *other == port)
+    }
+
+    fn way(&self, _source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason> {
+        self.ways.get(&destination).copied().unwrap_or(Err(Reason::NoEgress))
     }
 
     fn precise(&self) -> u32 {

@@ -21,10 +21,11 @@ use crate::{
     config::Config,
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
-    ephemeral,
+    ephemeral, forwarding,
     health::{Prober, Report},
     instance::Instance,
     netlink::Netlink,
+    network::Network,
     profile::Profile,
     supervisor::Supervisor,
 };
@@ -97,20 +98,24 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     if controller.gives_sources() {
         ephemeral::warn_if_shared();
     }
+    if controller.asks_for_ways() {
+        forwarding::warn_if_off(&daemon);
+    }
 
     let (to_controller, from_kernel) = watch::channel(network);
     let (to_netlink, addresses) = watch::channel(addresses);
+    let (neighbours, asked_for) = mpsc::channel(1);
     let (publish, published) = watch::channel(publication(&mut controller, Monotonic::now())?);
     let (ask, asked) = api::commands(api::ANSWER_LIMIT);
     let serve = server.serve(published, ask, std::future::pending());
     capabilities::keep_those_of_the_controller()?;
     let mut supervisor = Supervisor::from_environment(Monotonic::now());
     supervisor.ready();
-    let kernel = (from_kernel, to_netlink);
+    let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours };
     let health = (prober, reports);
     tokio::select! {
         result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish, &mut supervisor) => result,
-        result = netlink.follow(addresses, to_controller) => result.context("follow the kernel's routes and neighbours"),
+        result = netlink.follow(addresses, asked_for, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
 }
@@ -131,7 +136,7 @@ fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
-async fn first_network(netlink: &Netlink, addresses: &[Ipv4Addr]) -> Result<crate::network::Network> {
+async fn first_network(netlink: &Netlink, addresses: &[Ipv4Addr]) -> Result<Network> {
     let deadline = Monotonic::now().plus(NEIGHBOURS_AT_START);
     loop {
         let network = netlink.read(addresses).await?;
@@ -148,10 +153,19 @@ fn publication(controller: &mut Controller, now: Monotonic) -> Result<Published>
     Ok(Published { status: Arc::new(controller.status(now)?), selected: controller.selected() })
 }
 
+/// What comes from the kernel's tables, and what is asked of them.
+struct Kernel {
+    network: watch::Receiver<Network>,
+    /// Those to which the routes are wanted.
+    addresses: watch::Sender<Vec<Ipv4Addr>>,
+    /// Those to be found: interface and address.
+    neighbours: mpsc::Sender<(u32, Ipv4Addr)>,
+}
+
 async fn steer(
     controller: &mut Controller,
     attachments: &mut Attachments,
-    (mut network, addresses): (watch::Receiver<crate::network::Network>, watch::Sender<Vec<Ipv4Addr>>),
+    Kernel { mut network, addresses, neighbours }: Kernel,
     (prober, mut reports): (Prober, mpsc::Receiver<Report>),
     mut asked: mpsc::Receiver<Command>,
     publish: &watch::Sender<Published>,
@@ -192,6 +206,10 @@ async fn steer(
                 let now = Monotonic::now();
                 controller.tick(now)?;
                 supervisor.alive(now);
+                if let Some(neighbour) = controller.take_unresolved() {
+                    // One that finds no room is missed again by the next answer.
+                    let _ = neighbours.try_send(neighbour);
+                }
                 if now.since(shown) >= STATUS_PERIOD {
                     shown = now;
                     publish.send_replace(publication(controller, now)?);
@@ -214,6 +232,9 @@ async fn steer(
             generation = controller.generation();
             addresses.send_replace(controller.backend_addresses());
             prober.check(controller.targets());
+            if controller.asks_for_ways() {
+                forwarding::warn_if_off(controller.daemon());
+            }
         }
     }
     supervisor.stopping();

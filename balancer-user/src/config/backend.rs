@@ -65,6 +65,13 @@ pub(super) struct Siblings {
     addresses: Once<Endpoint>,
 }
 
+impl Siblings {
+    /// Where they are reached, each with its place in the file.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = (Endpoint, usize)> {
+        self.addresses.iter().map(|(endpoint, place)| (*endpoint, place))
+    }
+}
+
 impl Backend {
     /// `None` only where a fault was found.
     pub(super) fn read(

@@ -29,6 +29,8 @@ pub(super) struct Registry {
     /// Places of all backends, good or bad.
     backends: Vec<usize>,
     backend_addresses: Vec<(Ipv4Addr, usize)>,
+    /// Where UDP services reach their backends: the places of those, and whether the service keeps no flows.
+    endpoints: HashMap<Endpoint, Vec<(usize, bool)>>,
 }
 
 impl Registry {
@@ -99,6 +101,41 @@ impl Registry {
         self.backend_addresses.push((address, place));
     }
 
+    /// Notes where a UDP service reaches its backends, with their places.
+    pub(super) fn note_endpoints(
+        &mut self,
+        endpoints: impl Iterator<Item = (Endpoint, usize)>,
+        is_one_packet: bool,
+    ) {
+        for (endpoint, place) in endpoints {
+            self.endpoints.entry(endpoint).or_default().push((place, is_one_packet));
+        }
+    }
+
+    /// Reports the backends of one-packet services whose answers could be those of another service.
+    fn judge_endpoints(&self, findings: &mut Findings<'_>) {
+        const ALLOWED: &str = "allowed: once, since with `one-packet` nothing else tells whose an answer is";
+        for (endpoint, uses) in &self.endpoints {
+            if !uses.iter().any(|(_, is_one_packet)| *is_one_packet) {
+                continue;
+            }
+            let what = format!("backend address {endpoint} over udp stands");
+            // In the order of the file.
+            if let [(first, _), others @ ..] = &uses[..] {
+                for (place, _) in others {
+                    let line = findings.line_of(*first);
+                    findings.add(*place, format!("{what} on line {line} already; {ALLOWED}"));
+                }
+            }
+            if let Some(ports) = self.data_sources.place_of(&(*endpoint.ip(), endpoint.port())) {
+                let line = findings.line_of(ports);
+                for (place, _) in uses {
+                    findings.add(*place, format!("{what} among the data ports on line {line}; {ALLOWED}"));
+                }
+            }
+        }
+    }
+
     /// Reports what only the whole file shows. `daemon` is `None` when it has faults of its own.
     pub(super) fn judge(&self, daemon: Option<&Daemon>, findings: &mut Findings<'_>) {
         for &(address, place) in &self.backend_addresses {
@@ -111,6 +148,7 @@ impl Registry {
                 findings.add(place, message);
             }
         }
+        self.judge_endpoints(findings);
         for ((count, place), (what, most)) in self
             .data_ports
             .into_iter()

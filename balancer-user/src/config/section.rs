@@ -200,6 +200,16 @@ impl<K> Default for Once<K> {
 }
 
 impl<K: Eq + Hash> Once<K> {
+    /// All of them, with their places.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, usize)> {
+        self.0.iter().map(|(key, place)| (key, *place))
+    }
+
+    /// Where `key` stands.
+    pub(super) fn place_of(&self, key: &K) -> Option<usize> {
+        self.0.get(key).copied()
+    }
+
     /// Reports `key` at `place` when it has stood before, and says whether it had not; `what` says what it is.
     pub(super) fn claim(&mut self, key: K, place: usize, what: &str, findings: &mut Findings<'_>) -> bool {
         match self.0.entry(key) {

@@ -39,6 +39,8 @@ pub struct Service {
     pub drain_timeout: Duration,
     /// For how long a client's next flows go to the backend that it had; `None` = not at all.
     pub persistence: Option<Persistence>,
+    /// Whether each datagram is scheduled by itself, and no flow is kept.
+    pub one_packet: bool,
     /// The servers' UDP ports from which and to which media flow that belong to a TCP connection of the service.
     pub rtsp_nat: Option<DataPorts>,
     /// Over what time the share of a backend that is new among others grows from nothing to its weight.
@@ -227,6 +229,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
         Key::new("drain-timeout", "drain-timeout = \"60s\""),
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
+        Key::new("one-packet", "one-packet = false"),
         Key::new("rtsp-nat", "rtsp-nat = { data-ports = \"6970-6999\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("health", "health = { kind = \"tcp\" }"),
@@ -234,7 +237,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise", "one-packet", "snat-addresses", "snat-ports"],
+    later: &["advertise", "snat-addresses", "snat-ports"],
 };
 
 pub(super) const PERSISTENCE: Schema = Schema {
@@ -288,6 +291,7 @@ impl Service {
             Some(value) => read_rtsp_nat(value, protocol, findings).map(Some),
             None => Some(None),
         };
+        let one_packet = read_one_packet(&section, (protocol, method, snat), findings);
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let health = match section.get("health") {
@@ -314,6 +318,12 @@ impl Service {
         for item in items {
             backends.extend(Backend::read(item, &mut siblings, registry, findings));
         }
+        if protocol == Some(Protocol::Udp) {
+            registry.note_endpoints(siblings.endpoints(), one_packet == Some(true));
+        }
+        if one_packet == Some(true) {
+            refuse_limits(items, findings);
+        }
         if let (Some(Some(ports)), Some(address)) = (rtsp_nat, address) {
             registry.note_data_ports(section.place_of("rtsp-nat"), address, ports, &backends, findings);
         }
@@ -330,6 +340,7 @@ impl Service {
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
             drain_timeout: drain_timeout?,
             persistence: persistence?,
+            one_packet: one_packet?,
             rtsp_nat: rtsp_nat?,
             slow_start: slow_start?,
             health: health?,
@@ -357,6 +368,50 @@ fn read_requests(
         findings.add(value.span().start, message);
     }
     requests
+}
+
+/// `one-packet`, which belongs to UDP services, and goes with nothing that is about flows.
+fn read_one_packet(
+    section: &Section<'_>,
+    (protocol, method, snat): (Option<Protocol>, Option<Method>, Option<Snat>),
+    findings: &mut Findings<'_>,
+) -> Option<bool> {
+    let one_packet = section.optional("one-packet", false, value::boolean, findings)?;
+    if !one_packet {
+        return Some(false);
+    }
+    let place = section.place_of("one-packet");
+    if protocol == Some(Protocol::Tcp) {
+        findings.add(place, "`one-packet` of a service over tcp; allowed: over udp".to_owned());
+    }
+    if let Some(method) = method.filter(|method| method.counts_requests()) {
+        let message = format!(
+            "`one-packet` leaves the method \"{method}\" no flow to count; allowed: with a method that counts none"
+        );
+        findings.add(place, message);
+    }
+    if snat == Some(Snat::Always) {
+        let message = "`snat` is \"always\", and `one-packet` keeps no flow to translate answers back by; \
+                       allowed: \"auto\", \"never\"";
+        findings.add(section.place_of("snat"), message.to_owned());
+    }
+    for key in ["idle-timeout", "persistence"] {
+        if section.get(key).is_some() {
+            let message =
+                format!("`{key}` is about flows, and `one-packet` keeps none; allowed: one of the two");
+            findings.add(section.place_of(key), message);
+        }
+    }
+    Some(true)
+}
+
+/// `max-active` of the backends of a service without flows.
+fn refuse_limits(backends: &[Value<'_>], findings: &mut Findings<'_>) {
+    let limits = backends.iter().filter_map(|backend| backend.get_ref().as_table()?.get("max-active"));
+    for limit in limits {
+        let message = "`max-active` is about flows, and `one-packet` keeps none; allowed: one of the two";
+        findings.add(limit.span().start, message.to_owned());
+    }
 }
 
 /// `rtsp-nat`, which belongs to TCP services.

@@ -37,7 +37,16 @@ impl Controller {
                 protocol: backend.protocol,
                 reserved: 0,
             };
-            endpoints.insert(bytemuck::cast::<_, [u8; 8]>(from), endpoint::SERVER);
+            let who = match backend.answers_as {
+                Some(_) => endpoint::ONE_PACKET | u32::from(id),
+                None => endpoint::SERVER,
+            };
+            // Who is configured goes before who has left: without a flow, an answer is that one's.
+            let has_left = matches!(backend.duty, Duty::Leave { .. });
+            let of_endpoint = endpoints.entry(bytemuck::cast::<_, [u8; 8]>(from)).or_insert(who);
+            if !has_left {
+                *of_endpoint = who;
+            }
             for port in backend.data_ports.into_iter().flat_map(DataPorts::iter) {
                 let from = ServiceKey { port: port.to_be_bytes(), protocol: UDP, ..from };
                 endpoints.insert(bytemuck::cast(from), endpoint::MEDIA | u32::from(id));
@@ -105,6 +114,9 @@ fn record(backend: &LiveBackend) -> Backend {
         snat_mask: source.map_or([0; 4], |source| source.mask.octets()),
         abilities,
         ends: backend.ends().map_or(0, stamp),
+        service_address: backend.answers_as.map_or([0; 4], |service| service.ip().octets()),
+        service_port: backend.answers_as.map_or([0; 2], |service| service.port().to_be_bytes()),
+        reserved: [0; 2],
     }
 }
 
@@ -133,7 +145,8 @@ fn value(service: &config::Service, daemon: &Daemon) -> Service {
             _ => selector::NEXT,
         },
         options: if follows_exchanges(service) { option::EXCHANGES } else { 0 }
-            | if service.rtsp_nat.is_some() { option::RTSP } else { 0 },
+            | if service.rtsp_nat.is_some() { option::RTSP } else { 0 }
+            | if service.one_packet { option::ONE_PACKET } else { 0 },
         persistence_prefix: service.persistence.map_or(0, |persistence| persistence.mask),
         persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
         ..Service::default()

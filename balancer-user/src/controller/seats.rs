@@ -53,6 +53,8 @@ pub(super) struct LiveBackend {
     pub(super) config: Option<config::Backend>,
     pub(super) requests: Requests,
     pub(super) data_ports: Option<DataPorts>,
+    /// What its answers leave as, if its service keeps no flows.
+    pub(super) answers_as: Option<SocketAddrV4>,
     pub(super) snat: Snat,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
@@ -82,6 +84,7 @@ impl LiveBackend {
             config: None,
             requests: Requests::Flow,
             data_ports: None,
+            answers_as: None,
             snat: Snat::Never,
             drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
@@ -189,7 +192,10 @@ impl Controller {
                 let of = services.iter().find(|(_, service)| service.id == record.service);
                 let protocol = of.map_or(0, |(key, _)| key.protocol);
                 let backend = LiveBackend::new(record.service, protocol, endpoint, duty);
-                seat = Some(LiveBackend { record: Some(record), ..backend });
+                let service =
+                    SocketAddrV4::new(record.service_address.into(), u16::from_be_bytes(record.service_port));
+                let answers_as = Some(service).filter(|service| !service.ip().is_unspecified());
+                seat = Some(LiveBackend { record: Some(record), answers_as, ..backend });
                 highest = Some(usize::from(id));
             }
             self.backends.push(seat);
@@ -337,6 +343,7 @@ impl Controller {
         seat.protocol = protocol;
         seat.requests = service.requests;
         seat.data_ports = service.rtsp_nat;
+        seat.answers_as = service.one_packet.then(|| service.address.into());
         seat.snat = service.snat;
         seat.drain_timeout = service.drain_timeout;
         if matches!(seat.duty, Duty::Leave { .. }) {

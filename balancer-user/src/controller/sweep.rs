@@ -222,7 +222,8 @@ fn is_light(entry: &FlowEntry) -> bool {
 }
 
 fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {
-    if backend.ends().is_some_and(|until| now >= until) {
+    // A service that keeps no flows has none: these are from before it was so configured.
+    if backend.answers_as.is_some() || backend.ends().is_some_and(|until| now >= until) {
         return Doom::All;
     }
     let gone = |since: Option<Monotonic>, down_after| match since.map(|since| now.since(since)) {

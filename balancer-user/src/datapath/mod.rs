@@ -9,7 +9,7 @@ mod memory;
 mod pins;
 mod refusal;
 
-use std::{io, os::fd::AsFd, path::Path, sync::atomic::Ordering, time::Duration};
+use std::{io, net::Ipv4Addr, os::fd::AsFd, path::Path, sync::atomic::Ordering, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
@@ -83,7 +83,7 @@ pub struct Datapath {
     services: HashMap<MapData, [u8; 8], [u8; 16]>,
     addresses: HashMap<MapData, [u8; 4], u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
-    backends: Array<MapData, [u8; 24]>,
+    backends: Array<MapData, [u8; 32]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
@@ -94,6 +94,7 @@ pub struct Datapath {
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
     next_hops: SharedArray<NextHop>,
+    unresolved: SharedArray<u64>,
     flows: FlowTable,
     sizes: Sizes,
     is_adopted: bool,
@@ -191,6 +192,7 @@ impl Datapath {
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
             next_hops: shared(&mut ebpf, names::NEXT_HOPS, MAX_PORTS + sizes.backends)?,
+            unresolved: shared(&mut ebpf, names::UNRESOLVED, 1)?,
             flows: FlowTable::new(
                 seed,
                 shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
@@ -318,7 +320,7 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
-        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 24]>(*backend), 0)?;
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 32]>(*backend), 0)?;
         Ok(())
     }
 
@@ -332,6 +334,12 @@ impl Datapath {
     /// Writes a next hop: three words, each atomically. The packet that passes meanwhile sees a mixture at worst.
     pub fn set_next_hop(&mut self, index: u32, hop: &NextHop) {
         self.next_hops.store_words(index as usize, hop);
+    }
+
+    /// A neighbour without a MAC that an answer was refused for since this was last asked: its interface and address.
+    pub fn take_unresolved(&self) -> Option<(u32, Ipv4Addr)> {
+        let word = self.unresolved.word(0).swap(0, Ordering::AcqRel);
+        (word != 0).then(|| ((word >> 32) as u32, Ipv4Addr::from((word as u32).to_ne_bytes())))
     }
 
     /// The word that steers a service's ring.
