@@ -307,7 +307,13 @@ impl Environment for Kernel<'_> {
         // 4.18).
         let result = unsafe { bpf_fib_lookup(self.0.as_ptr(), &raw mut wanted, size, 0) };
         if result == i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
-            return Ok(Way { ifindex: wanted.ifindex, neighbour: wanted.dmac });
+            // Half word by half word: the kernel refuses to see more read at such a place of the stack.
+            // SAFETY: within the structure, and aligned, since its offset is even.
+            let [a, b, c] = [0, 1, 2].map(|half| unsafe {
+                ptr::read_volatile((&raw const wanted.dmac).cast::<u16>().add(half)).to_ne_bytes()
+            });
+            let neighbour = [a[0], a[1], b[0], b[1], c[0], c[1]];
+            return Ok(Way { ifindex: wanted.ifindex, neighbour });
         }
         if result != i64::from(BPF_FIB_LKUP_RET_NO_NEIGH) {
             return Err(Reason::NoEgress);

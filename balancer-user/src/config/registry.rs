@@ -130,7 +130,10 @@ impl Registry {
             if let Some(ports) = self.data_sources.place_of(&(*endpoint.ip(), endpoint.port())) {
                 let line = findings.line_of(ports);
                 for (place, _) in uses {
-                    findings.add(*place, format!("{what} among the data ports on line {line}; {ALLOWED}"));
+                    findings.add(
+                        *place,
+                        format!("{what} among the data ports on line {line} already; {ALLOWED}"),
+                    );
                 }
             }
         }

@@ -162,7 +162,7 @@ fn the_example_says_what_it_says() {
     let dns = &config.services[1];
     assert_eq!(bytes_of(dns), [192, 0, 2, 10, 0, 53, 17, 0]);
     assert_eq!(dns.idle_timeout, Duration::from_secs(10));
-    assert_eq!((dns.method, dns.requests), (Method::LeastRequest, Requests::Flow));
+    assert_eq!((dns.method, dns.requests, dns.one_packet), (Method::LeastRequest, Requests::Flow, false));
     let limited = &web.backends[3];
     assert_eq!((limited.backup, limited.max_active), (true, Some(1000)));
     let cameras = &config.services[2];
@@ -188,7 +188,7 @@ fn what_is_left_out_has_the_documented_defaults() {
     let udp = Config::parse("f", &base_with(7, "protocol = \"udp\"")).expect("valid");
     assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
     let service = &config.services[0];
-    assert_eq!((service.requests, service.persistence), (Requests::Flow, None));
+    assert_eq!((service.requests, service.persistence, service.one_packet), (Requests::Flow, None, false));
     let checked = base_with(8, "method = \"maglev\"\nhealth = { kind = \"http\" }");
     let health = Config::parse("f", &checked).expect("valid").services.remove(0).health.expect("checks");
     let example =

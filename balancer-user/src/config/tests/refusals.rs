@@ -5,7 +5,8 @@ use crate::config::service::SERVICE;
 use crate::method::Method;
 
 const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
-                            drain-timeout, persistence, rtsp-nat, slow-start, health, no-backend, unknown-flow, backend";
+                            drain-timeout, persistence, one-packet, rtsp-nat, slow-start, health, no-backend, \
+                            unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -511,6 +512,93 @@ fn across_services() {
         ["f:13:1: 2 backends in this file; allowed: `max-backends`, 1"]
     );
     assert_eq!(faults_of(&daemon("max-backends = 2", two)), Vec::<String>::new());
+}
+
+#[test]
+fn one_packet_goes_with_nothing_about_flows() {
+    let flows = |at: &str, key: &str| {
+        format!("{at}: `{key}` is about flows, and `one-packet` keeps none; allowed: one of the two")
+    };
+    let udp = |more: &str| format!("protocol = \"udp\"\none-packet = true\n{more}");
+    let method = |method: &str| {
+        format!(
+            "8:14: `one-packet` leaves the method \"{method}\" no flow to count; allowed: with a method that counts none"
+        )
+    };
+    check(&[
+        (7, &udp(""), &[]),
+        (7, "protocol = \"udp\"\none-packet = false\nidle-timeout = \"9s\"\nsnat = \"always\"", &[]),
+        (7, &udp("snat = \"never\""), &[]),
+        (7, &udp("slow-start = \"9s\"\ndrain-timeout = \"9s\"\nno-backend = \"drop\""), &[]),
+        (7, "protocol = \"udp\"\none-packet = 1", &["8:14: `one-packet` is 1; allowed: true, false"]),
+        (
+            7,
+            "protocol = \"tcp\"\none-packet = true",
+            &["8:14: `one-packet` of a service over tcp; allowed: over udp"],
+        ),
+        (
+            7,
+            &udp("snat = \"always\""),
+            &["9:8: `snat` is \"always\", and `one-packet` keeps no flow to translate answers back by; \
+               allowed: \"auto\", \"never\""],
+        ),
+        (
+            7,
+            &udp("rtsp-nat = { data-ports = \"6970-6999\" }"),
+            &["9:12: `rtsp-nat` of a service over udp; allowed: over tcp, where the control connections are"],
+        ),
+        (7, &udp("idle-timeout = \"9s\""), &[&flows("9:16", "idle-timeout")]),
+        (7, &udp("persistence = {}"), &[&flows("9:15", "persistence")]),
+    ]);
+    for name in Method::ALL.map(Method::name) {
+        let counts = ["least-request", "least-response-time"].contains(&name);
+        let expected = if counts { vec![format!("f:{}", method(name))] } else { vec![] };
+        let text = base_with(7, "protocol = \"udp\"\none-packet = true").replace("least-packets", name);
+        assert_eq!(faults_of(&text), expected);
+    }
+    let text =
+        base_with(7, "protocol = \"udp\"\none-packet = true").replace(":8080\"", ":8080\"\nmax-active = 1");
+    assert_eq!(faults_of(&text), [format!("f:{}", flows("13:14", "max-active"))]);
+}
+
+/// Who answers without a flow must be known by address and port alone.
+#[test]
+fn a_backend_of_a_one_packet_service_is_of_no_other() {
+    let service = |name: &str, protocol: &str, more: &str, backends: &[&str]| {
+        let mut text = format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"192.0.2.10:{}\"\nprotocol = \"{protocol}\"\n\
+             method = \"maglev\"\n{more}\n",
+            name.len()
+        );
+        for (number, backend) in backends.iter().enumerate() {
+            text.push_str(&format!("[[service.backend]]\nname = \"b{number}\"\naddress = \"{backend}\"\n"));
+        }
+        text
+    };
+    let daemon = "[daemon]\ninterfaces = [\"eth0\"]\n";
+    let first = service("1", "udp", "one-packet = true", &["10.0.0.11:53", "10.0.0.12:53"]);
+    let stands = "f:23:11: backend address 10.0.0.12:53 over udp stands on line 14 already; \
+                  allowed: once, since with `one-packet` nothing else tells whose an answer is";
+    for (second, expected) in [
+        (service("22", "udp", "one-packet = true", &["10.0.0.13:53"]), None),
+        (service("22", "udp", "", &["10.0.0.12:54"]), None),
+        (service("22", "tcp", "", &["10.0.0.12:53"]), None),
+        (service("22", "udp", "", &["10.0.0.12:53"]), Some(stands)),
+        (service("22", "udp", "one-packet = true", &["10.0.0.12:53"]), Some(stands)),
+        (
+            service("22", "tcp", "rtsp-nat = { data-ports = \"50-59\" }", &["10.0.0.12:554"]),
+            Some(
+                "f:14:11: backend address 10.0.0.12:53 over udp stands among the data ports on line 20 already; \
+                 allowed: once, since with `one-packet` nothing else tells whose an answer is",
+            ),
+        ),
+    ] {
+        let text = format!("{daemon}{first}{second}");
+        assert_eq!(faults_of(&text), Vec::from_iter(expected.map(str::to_owned)), "{text}");
+    }
+    // Two services with flows share what they like.
+    let plain = |name| service(name, "udp", "", &["10.0.0.12:53"]);
+    assert_eq!(faults_of(&format!("{daemon}{}{}", plain("1"), plain("22"))), [""; 0]);
 }
 
 #[test]

@@ -1,0 +1,365 @@
+//! Services that keep no flows: real sockets, forged frames, routes that come and go.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use balancer_tests::{
+    Balancer, Capture, Netns, Plan, Topology,
+    config::{self, BACKEND_PORT, Service, VIP_PORT},
+    eventually,
+    packet::{self, Path, to_hex},
+    responder::{Responders, ask_with, ask_within},
+    socket::FrameSocket,
+    status::{self, each},
+    topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, VIP, backend_address, mac},
+    veth::{self, End},
+};
+use balancer_user::api::Status;
+
+const LIMIT: Duration = Duration::from_secs(5);
+const ONE_PACKET: &str = "one-packet = true";
+const CLIENT_PORT: u16 = 40_000;
+
+fn backend(number: u8) -> SocketAddrV4 {
+    SocketAddrV4::new(backend_address(number), BACKEND_PORT)
+}
+
+fn service(method: &'static str, weights: &[u8], more: &'static str) -> Service {
+    Service { more, ..Service::new("udp", method, weights) }
+}
+
+/// A bench whose kernel says where answers go.
+fn bench(backends: u8) -> Topology {
+    Plan { forwarding: true, ..Plan::backends(backends) }.build().unwrap()
+}
+
+fn start(bench: &Topology, services: &[Service]) -> Balancer {
+    let balancer = Balancer::start(&bench.balancer, &config::text("", services)).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    balancer
+}
+
+/// A UDP socket that talks to the service alone.
+fn socket(netns: &Netns, address: Ipv4Addr, port: u16) -> UdpSocket {
+    let socket = netns.run(|| Ok(UdpSocket::bind((address, port))?)).unwrap();
+    socket.connect((VIP, VIP_PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    socket
+}
+
+/// Asks once; who answered. The first answers to a client may be lost, while its MAC is asked for.
+fn ask(socket: &UdpSocket) -> u8 {
+    ask_with(socket, b"who are you?").unwrap()
+}
+
+fn ask_until_answered(socket: &UdpSocket) -> u8 {
+    let answered = eventually(LIMIT, "an answer", || {
+        ask_within(socket, b"are you there?", Duration::from_millis(100)).ok()
+    });
+    answered.unwrap()
+}
+
+/// Has the balancer's kernel know the client, as after a first answer.
+fn introduce(bench: &Topology) {
+    let neighbour =
+        format!("neigh replace {CLIENT} lladdr {} dev lc nud reachable", veth::mac_text(mac(CLIENT)));
+    bench.balancer.ip(&neighbour).unwrap();
+}
+
+fn drops(balancer: &Balancer) -> Vec<(String, u64)> {
+    let status = status::read_fresh(balancer).unwrap();
+    status::drops(&status).iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+/// One socket's datagrams go to all backends in turn, every answer is from the service, and packets and bytes count exactly.
+#[test]
+fn one_sockets_datagrams_are_spread_and_answered() {
+    let bench = bench(3);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1, 1, 1], ONE_PACKET)]);
+    introduce(&bench);
+    let client = Capture::start(&bench.client, "c0").unwrap();
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    let answers: Vec<u8> = (0..300).map(|_| ask(&socket)).collect();
+    assert_eq!(answers, [1, 2, 3].repeat(100));
+    let status = status::read_fresh(&balancer).unwrap();
+    let counted = each(&status, |backend| (backend.active, backend.packets, backend.bytes));
+    // 12 bytes to it and 13 back, with 28 of headers.
+    assert_eq!(counted, [(0, 200, 100 * (40 + 41)); 3]);
+    let now = status.flows.now;
+    assert_eq!(now.half_open + now.established + now.closing, 0);
+    assert_eq!(status::drops(&status), []);
+    let arrived = client.finish().unwrap();
+    assert_eq!(arrived.len(), 300);
+    for packet in arrived {
+        assert_eq!((packet.source, packet.ttl), (SocketAddrV4::new(VIP, VIP_PORT), 63));
+        assert_eq!(packet.macs, [mac(CLIENT), mac(BALANCER_CLIENT_SIDE)]);
+    }
+    let flows = balancer.call(&["flows", "count"]).unwrap();
+    assert!(flows.contains('0') && !flows.contains("300"), "{flows}");
+}
+
+/// What no longer takes datagrams gets none from the next switch of the ring on, and without any backend they are refused.
+#[test]
+fn the_next_datagram_leaves_a_backend_that_is_gone() {
+    let bench = bench(2);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1, 1], ONE_PACKET)]);
+    introduce(&bench);
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    assert_eq!([ask(&socket), ask(&socket)], [1, 2]);
+    let with = |numbers: &[u8]| {
+        let backends = numbers.iter().map(|number| (backend(*number), 1)).collect();
+        config::text("", &[Service { backends, ..service("round-robin", &[], ONE_PACKET) }])
+    };
+    let shares = |wanted: &[bool]| {
+        status::wait(&balancer, "the shares", |status| {
+            each(status, |backend| backend.share > 0.0).iter().filter(|has| **has).count()
+                == wanted.iter().filter(|has| **has).count()
+        })
+        .unwrap();
+    };
+    balancer.reload(&with(&[2])).unwrap();
+    shares(&[true]);
+    status::wait(&balancer, "only the second", |status| {
+        each(status, |backend| backend.weight).iter().sum::<u8>() == 1
+    })
+    .unwrap();
+    assert_eq!([(); 6].map(|()| ask(&socket)), [2; 6]);
+    balancer.reload(&with(&[])).unwrap();
+    status::wait(&balancer, "none", |status| {
+        each(status, |backend| backend.share).iter().all(|share| *share == 0.0)
+    })
+    .unwrap();
+    socket.send(b"anybody?").unwrap();
+    let refused = eventually(LIMIT, "an ICMP error", || {
+        socket.recv(&mut [0; 8]).err().filter(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+    });
+    refused.unwrap();
+    balancer.reload(&with(&[1])).unwrap();
+    let back = Instant::now();
+    assert_eq!(ask_until_answered(&socket), 1);
+    assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
+}
+
+/// A client's backend by its address, without a flow.
+#[test]
+fn a_hash_keeps_a_client_where_it_is() {
+    let bench = bench(3);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("source-hash", &[1, 1, 1], ONE_PACKET)]);
+    introduce(&bench);
+    let answers: Vec<u8> =
+        (0..30).map(|port| ask(&socket(&bench.client, CLIENT, CLIENT_PORT + port))).collect();
+    assert!(answers.iter().all(|number| *number == answers[0]), "{answers:?}");
+    assert_eq!(drops(&balancer), []);
+}
+
+/// The kernel does not know the client's MAC: the answer is refused by name, the MAC is asked for, and the next one arrives.
+#[test]
+fn a_client_that_the_kernel_does_not_know_is_found() {
+    let bench = bench(1);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1], ONE_PACKET)]);
+    // The client need not ask, by which the balancer's kernel would learn of it.
+    let own = veth::mac_text(mac(BALANCER_CLIENT_SIDE));
+    bench
+        .client
+        .ip(&format!("neigh replace {BALANCER_CLIENT_SIDE} lladdr {own} dev c0 nud permanent"))
+        .unwrap();
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    for _ in 0..2 {
+        bench.balancer.ip("neigh flush dev lc").unwrap();
+        let before = status::read_fresh(&balancer).unwrap().drops["no-neighbour"];
+        let start = Instant::now();
+        assert_eq!(ask_until_answered(&socket), 1);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        let refused = status::read_fresh(&balancer).unwrap().drops["no-neighbour"] - before;
+        assert!((1..=20).contains(&refused), "{refused}");
+    }
+    let names: Vec<String> = drops(&balancer).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["no-neighbour"]);
+}
+
+/// A client behind a router is answered through the router, whoever's MAC its datagram came from; with its route, it goes.
+#[test]
+fn answers_follow_the_kernels_routes() {
+    let bench = bench(1);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1], ONE_PACKET)]);
+    let far = Ipv4Addr::new(203, 0, 113, 7);
+    let wire = FrameSocket::open(&bench.client, "c0").unwrap();
+    let send = |from: [u8; 6]| {
+        let packet = Path::new((far, 4_000), (VIP, VIP_PORT)).udp(b"ask").unwrap();
+        wire.send(&packet::ethernet(mac(BALANCER_CLIENT_SIDE), from, &packet)).unwrap();
+    };
+    // No route: refused, not sent where the datagram came from.
+    send(mac(CLIENT));
+    let refused = |wanted: u64| {
+        status::wait(&balancer, "a refusal", |status| status.drops["no-egress"] == wanted).unwrap();
+    };
+    refused(1);
+    introduce(&bench);
+    bench.balancer.ip(&format!("route add 203.0.113.0/24 via {CLIENT}")).unwrap();
+    // A forged source MAC has nobody's answers sent there.
+    send([2, 0, 0, 0, 0, 99]);
+    let answer = wire
+        .receive(LIMIT, |frame| {
+            (frame.get(26..34) == Some(&[VIP.octets(), far.octets()].concat())).then(|| frame.to_vec())
+        })
+        .unwrap()
+        .expect("no answer");
+    assert_eq!(to_hex(&answer[..12]), to_hex(&[mac(CLIENT), mac(BALANCER_CLIENT_SIDE)].concat()));
+    bench.balancer.ip("route replace blackhole 203.0.113.0/24").unwrap();
+    send(mac(CLIENT));
+    refused(2);
+    // The way leads out of an interface that the balancer is not on.
+    let other = Netns::new("other").unwrap();
+    veth::pair(
+        End { netns: &bench.balancer, device: "lo2", mac: None },
+        End { netns: &other, device: "o0", mac: None },
+        1500,
+    )
+    .unwrap();
+    bench
+        .balancer
+        .ip_batch(
+            "address add 10.0.9.1/24 dev lo2\nneigh replace 10.0.9.2 lladdr 02:00:00:00:09:02 dev lo2 nud permanent\n\
+             route del blackhole 203.0.113.0/24\nroute add 203.0.113.0/24 via 10.0.9.2\n",
+        )
+        .unwrap();
+    send(mac(CLIENT));
+    refused(3);
+}
+
+/// Where the kernel may not forward, requests go on, answers are refused by name, and the log says what to do.
+#[test]
+fn without_forwarding_the_log_says_what_to_do() {
+    let bench = Plan::backends(1).build().unwrap();
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1], ONE_PACKET)]);
+    let log = balancer.log();
+    assert!(log.contains("set net.ipv4.conf.lk.forwarding to 1"), "{log}");
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    assert!(ask_within(&socket, b"x", Duration::from_millis(100)).is_err());
+    assert_eq!(drops(&balancer), [("no-egress".to_owned(), 1)]);
+    let status = status::read_fresh(&balancer).unwrap();
+    assert_eq!(each(&status, |backend| (backend.packets, backend.bytes)), [(1, 29)]);
+    bench.balancer.set_sysctl("net/ipv4/conf/lk/forwarding", "1").unwrap();
+    introduce(&bench);
+    assert_eq!(ask(&socket), 1);
+}
+
+/// A service that had flows loses them when it is to keep none, and the other way round.
+#[test]
+fn a_reload_changes_between_flows_and_none() {
+    let bench = bench(2);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1, 1], "")]);
+    introduce(&bench);
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    assert_eq!([(); 3].map(|()| ask(&socket)), [1, 1, 1]);
+    let reload = |more| balancer.reload(&config::text("", &[service("round-robin", &[1, 1], more)])).unwrap();
+    reload(ONE_PACKET);
+    eventually(LIMIT, "the flow's end", || {
+        let answers = [(); 4].map(|()| ask_within(&socket, b"x", Duration::from_millis(200)).ok());
+        ([Some(1), Some(2)].iter().all(|number| answers.contains(number))).then_some(())
+    })
+    .unwrap();
+    let none = |status: &Status| {
+        status.flows.now.established + status.flows.now.half_open == 0
+            && each(status, |backend| backend.active) == [0, 0]
+    };
+    status::wait(&balancer, "no flow left", none).unwrap();
+    reload("");
+    eventually(LIMIT, "a flow", || {
+        let answers = [(); 4].map(|()| ask(&socket));
+        answers.iter().all(|number| *number == answers[0]).then_some(())
+    })
+    .unwrap();
+    status::wait(&balancer, "one flow", |status| {
+        each(status, |backend| backend.active).iter().sum::<u64>() == 1
+    })
+    .unwrap();
+}
+
+/// A crash and a new daemon: no datagram is lost, and the answers of a backend that has left are still the service's.
+#[test]
+fn datagrams_go_on_over_a_crash() {
+    let bench = bench(2);
+    let _responders = Responders::start(&bench).unwrap();
+    let balancer = start(&bench, &[service("round-robin", &[1, 1], ONE_PACKET)]);
+    introduce(&bench);
+    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    assert_eq!([ask(&socket), ask(&socket)], [1, 2]);
+    let place = balancer.crash();
+    assert_eq!([(); 4].map(|()| ask(&socket)), [1, 2, 1, 2]);
+    let balancer = Balancer::start_in(place, &bench.balancer).unwrap();
+    let mut answers = [(); 4].map(|()| ask(&socket));
+    answers.sort_unstable();
+    assert_eq!(answers, [1, 1, 2, 2]);
+    let status = status::read_fresh(&balancer).unwrap();
+    assert_eq!(each(&status, |backend| (backend.active, backend.packets)), [(0, 10), (0, 10)]);
+    assert_eq!(status::drops(&status), []);
+}
+
+/// Frames that somebody forges, on either side: nothing leaves in the service's name that no backend has sent.
+#[test]
+fn nobody_else_speaks_for_the_service() {
+    let bench = bench(2);
+    let balancer = start(&bench, &[service("round-robin", &[1, 1], ONE_PACKET)]);
+    introduce(&bench);
+    let clients = FrameSocket::open(&bench.client, "c0").unwrap();
+    let backends = FrameSocket::open(&bench.backends[0], "e0").unwrap();
+    let victim = (CLIENT, CLIENT_PORT);
+    let own = (backend_address(1), BACKEND_PORT);
+    let mut wanted = 0;
+    let mut refused = |socket: &FrameSocket, frame: &[u8], name: &str| {
+        socket.send(frame).unwrap();
+        wanted += 1;
+        let status =
+            status::wait(&balancer, name, |status| status.drops.values().sum::<u64>() == wanted).unwrap();
+        assert!(status.drops[name] > 0, "{:?}", status.drops);
+    };
+    let from_clients = |packet: Vec<u8>| packet::ethernet(mac(BALANCER_CLIENT_SIDE), mac(CLIENT), &packet);
+    let from_backends =
+        |packet: Vec<u8>| packet::ethernet(mac(BALANCER_BACKEND_SIDE), mac(backend_address(1)), &packet);
+    let udp = |from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)| Path::new(from, to).udp(b"forged").unwrap();
+    // In a backend's name from the clients' side.
+    refused(&clients, &from_clients(udp(own, victim)), "orphan-reply");
+    // To the service's address where nothing is served; and as a service's, or this host's.
+    refused(&backends, &from_backends(udp(own, (VIP, 9))), "orphan-reply");
+    refused(&clients, &from_clients(udp((VIP, VIP_PORT), (VIP, VIP_PORT))), "malformed");
+    refused(&clients, &from_clients(udp((BALANCER_BACKEND_SIDE, 7), (VIP, VIP_PORT))), "malformed");
+    refused(&clients, &from_clients(udp((Ipv4Addr::BROADCAST, 7), (VIP, VIP_PORT))), "malformed");
+    // To groups and to nobody: the kernel has no way there.
+    for to in [Ipv4Addr::new(224, 0, 0, 5), Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED] {
+        refused(&backends, &from_backends(udp(own, (to, 9))), "no-egress");
+    }
+    let mut fragment = udp(own, victim);
+    let sum = u16::from_be_bytes([fragment[10], fragment[11]]);
+    // More fragments, in place of none at all (RFC 1624).
+    assert_eq!(fragment[6..8], [0x40, 0]);
+    fragment[6] = 0x20;
+    let sum = u32::from(!sum) + u32::from(!0x4000_u16) + 0x2000;
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    fragment[10..12].copy_from_slice(&sum.to_be_bytes());
+    refused(&backends, &from_backends(fragment), "fragment");
+    let arrived = clients.receive_packet(Duration::ZERO, |packet| packet[12..16] == VIP.octets()).unwrap();
+    assert_eq!(arrived.map(|packet| to_hex(&packet)), None);
+    let status = status::read_fresh(&balancer).unwrap();
+    assert_eq!(each(&status, |backend| (backend.packets, backend.active)), [(0, 0); 2]);
+    // The host's own questions to a backend are answered to the host.
+    let host = bench.balancer.run(|| Ok(UdpSocket::bind((BALANCER_BACKEND_SIDE, 50_000))?)).unwrap();
+    host.set_read_timeout(Some(LIMIT)).unwrap();
+    backends.send(&from_backends(udp(own, (BALANCER_BACKEND_SIDE, 50_000)))).unwrap();
+    let (length, from) = host.recv_from(&mut [0; 16]).unwrap();
+    assert_eq!((length, from), (6, SocketAddrV4::new(own.0, own.1).into()));
+    // And what a backend really sends arrives.
+    backends.send(&from_backends(udp(own, victim))).unwrap();
+    let arrived = clients.receive_packet(LIMIT, |packet| packet[12..16] == VIP.octets()).unwrap().unwrap();
+    assert_eq!(arrived[20..24], [VIP_PORT.to_be_bytes(), CLIENT_PORT.to_be_bytes()].concat());
+}
