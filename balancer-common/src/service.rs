@@ -186,7 +186,7 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 4;
+pub const LAYOUT_VERSION: u64 = 5;
 
 /// Roles of an address in `ADDRESSES`: bits of its value.
 pub mod role {
