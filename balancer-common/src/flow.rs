@@ -1,6 +1,6 @@
 use bytemuck::{Pod, Zeroable};
 
-use crate::{BackendId, ServiceId};
+use crate::{Address, BackendId, ServiceId};
 
 /// Entries in a bucket of the flow table.
 pub const WAYS: usize = 8;
@@ -21,9 +21,9 @@ pub const NO_TWIN: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct FlowKey {
-    /// Source address, network order.
+    /// Source address, network order; of IPv6, its digest.
     pub source: [u8; 4],
-    /// Destination address, network order.
+    /// Destination address, network order; of IPv6, its digest.
     pub destination: [u8; 4],
     /// Source port, network order.
     pub source_port: [u8; 2],
@@ -31,11 +31,21 @@ pub struct FlowKey {
     pub destination_port: [u8; 2],
     /// IP protocol number.
     pub protocol: u8,
+    /// `family::*`.
+    pub family: u8,
     /// Always 0.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 2],
 }
 
 const _: () = assert!(size_of::<FlowKey>() == 16);
+
+/// Values of `FlowKey::family` and `ServiceKey::family`: IP versions.
+pub mod family {
+    /// RFC 791.
+    pub const IPV4: u8 = 4;
+    /// RFC 8200.
+    pub const IPV6: u8 = 6;
+}
 
 /// The life of a flow. Both entries of a flow go through it together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +250,62 @@ impl FlowEntry {
         self.control.flags() & flags::REPLY != 0 && to != client
     }
 }
+
+/// By what the fragments of one datagram are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct FragmentKey {
+    /// Source address, network order; of IPv6, its digest.
+    pub source: [u8; 4],
+    /// Destination address, network order; of IPv6, its digest.
+    pub destination: [u8; 4],
+    /// Identification, network order; of IPv4, in the last two bytes.
+    pub identification: [u8; 4],
+    /// IPv4: protocol number. IPv6: 0.
+    pub protocol: u8,
+    /// `family::*`.
+    pub family: u8,
+    /// Always 0.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<FragmentKey>() == 16);
+
+/// Where the rest of a datagram goes whose first fragment was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct Fragment {
+    /// The flow's entry, bucket × `WAYS` + way; `NO_TWIN` = the first fragment was none of ours.
+    pub entry: u32,
+    /// When the first fragment came, in units of 2^`STAMP_SHIFT` ns.
+    pub stamp: u32,
+    /// The sequence number that the entry had.
+    pub sequence: u16,
+    /// Always 0.
+    pub reserved: [u16; 3],
+}
+
+const _: () = assert!(size_of::<Fragment>() == 16);
+
+/// How long a first fragment is remembered, in units of 2^`STAMP_SHIFT` ns: 30 s, as long as Linux waits for the rest.
+pub const FRAGMENT_TIME: u32 = (30_000_000_000_u64 >> STAMP_SHIFT) as u32;
+
+/// The addresses of one direction of an IPv6 flow, whose entry has but digests of them: the second cache line of such a
+/// flow, at the same place of its own array. Whoever has claimed the entry writes both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct FlowAddresses {
+    /// Source address, as the packet arrives.
+    pub source: Address,
+    /// Destination address, as the packet arrives.
+    pub destination: Address,
+    /// Source address that it leaves with.
+    pub new_source: Address,
+    /// Destination address that it leaves with.
+    pub new_destination: Address,
+}
+
+const _: () = assert!(size_of::<FlowAddresses>() == 64);
 
 /// Buckets of a table that `flows` flows fit into, come and go as they may: each has two entries, and 55 % of the ways are
 /// in use then. (One entry in ten million finds both its buckets full.)

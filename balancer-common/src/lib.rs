@@ -16,15 +16,15 @@ mod service;
 pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
 pub use flow::{
-    Bucket, Control, EXCHANGE_SHIFT, FlowEntry, FlowKey, FlowState, NO_TWIN, PORT_REST, Phase, STAMP_SHIFT,
-    TIMEOUT_SHIFT, WAYS, flags, flow_buckets,
+    Bucket, Control, EXCHANGE_SHIFT, FRAGMENT_TIME, FlowAddresses, FlowEntry, FlowKey, FlowState, Fragment,
+    FragmentKey, NO_TWIN, PORT_REST, Phase, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, family, flags, flow_buckets,
 };
 pub use hop::{MAX_PORTS, NextHop};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
-    Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service, ServiceId,
-    ServiceKey, ability, answer, client, endpoint, option, role, selector,
+    Address, Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service,
+    ServiceId, ServiceKey, ability, answer, client, endpoint, mapped, option, role, selector, unmapped,
 };
 
 /// IP protocol number of TCP (RFC 9293).
@@ -34,6 +34,8 @@ pub const UDP: u8 = 17;
 
 /// IP protocol number of ICMP (RFC 792).
 pub const ICMP: u8 = 1;
+/// IP protocol number of ICMPv6 (RFC 4443).
+pub const ICMPV6: u8 = 58;
 
 /// Names of the BPF maps and of the XDP program, as they stand in the object file.
 pub mod names {
@@ -43,9 +45,12 @@ pub mod names {
     pub const FLOW_TAGS: &str = "FLOW_TAGS";
     /// `Array<Bucket>`, memory-mapped: the flow entries.
     pub const FLOWS: &str = "FLOWS";
+    /// `Array<[FlowAddresses; WAYS]>`, memory-mapped: the addresses of the entries that are of IPv6 flows. Of one element where
+    /// there are none (`IPV6`).
+    pub const FLOW_ADDRESSES: &str = "FLOW_ADDRESSES";
     /// `HashMap<ServiceKey, Service>`: what clients talk to. Read only when no flow matched.
     pub const SERVICES: &str = "SERVICES";
-    /// `HashMap<[u8; 4], u32>`: the roles (`role::*`) of an address, for packets that have no ports.
+    /// `HashMap<Address, u32>`: the roles (`role::*`) of an address, for packets that have no ports.
     pub const ADDRESSES: &str = "ADDRESSES";
     /// `HashMap<ServiceKey, u32>`: the addresses and ports that backends answer from, or send media from; the value is
     /// of `endpoint::*`.
@@ -66,6 +71,8 @@ pub mod names {
     pub const COUNTERS: &str = "COUNTERS";
     /// `LruHashMap<ClientKey, Remembered>`: which backend a client had. Read and written when a flow is opened.
     pub const CLIENTS: &str = "CLIENTS";
+    /// `LruHashMap<FragmentKey, Fragment>`: whose the rest of a datagram is. Read and written for fragments alone.
+    pub const FRAGMENTS: &str = "FRAGMENTS";
     /// `PerCpuArray<ResponseTimes>`, indexed by `BackendId`.
     pub const RESPONSE_TIMES: &str = "RESPONSE_TIMES";
     /// `PerCpuArray<u64>` of one: the stamp (high half) and how many ICMP messages were sent within it.
@@ -87,6 +94,8 @@ pub mod names {
     pub const PROFILED_AGE: &str = "PROFILED_AGE";
     /// `.rodata` `u32`: 1 = log each refused packet.
     pub const LOG_REFUSALS: &str = "LOG_REFUSALS";
+    /// `.rodata` `u32`: 1 = there may be IPv6 services.
+    pub const IPV6: &str = "IPV6";
     /// `.rodata` `u32`: how many buckets `FLOWS` has.
     pub const BUCKETS: &str = "BUCKETS";
 }

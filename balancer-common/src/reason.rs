@@ -4,7 +4,7 @@
 pub enum Reason {
     /// Truncated, a length that contradicts another, impossible TCP flags, or a source address that no client has.
     Malformed = 0,
-    /// A fragment to a service address or from a backend.
+    /// A fragment to a service address or from a backend whose datagram's first one has not been seen, or not lately.
     Fragment = 1,
     /// TTL 1 or 0 where the packet would have to be routed on.
     TtlExceeded = 2,
@@ -36,11 +36,17 @@ pub enum Reason {
     FlowChanged = 14,
     /// The flow that was opened for the packet has given way to another one at once.
     FlowPushedOut = 15,
+    /// IPv6: more extension headers than are followed, or one that says where else the packet must go first.
+    ExtensionHeaders = 16,
+    /// UDP over IPv6 without a checksum (RFC 8200, section 8.1).
+    NoChecksum = 17,
+    /// An ICMP error about a packet of a service, or to a backend, of which no flow is known.
+    UnknownIcmp = 18,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 16] = [
+    pub const ALL: [Reason; 19] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -57,6 +63,9 @@ impl Reason {
         Reason::FlowRaced,
         Reason::FlowChanged,
         Reason::FlowPushedOut,
+        Reason::ExtensionHeaders,
+        Reason::NoChecksum,
+        Reason::UnknownIcmp,
     ];
 
     /// The name that operators see.
@@ -78,6 +87,9 @@ impl Reason {
             Reason::FlowRaced => "flow-raced",
             Reason::FlowChanged => "flow-changed",
             Reason::FlowPushedOut => "flow-pushed-out",
+            Reason::ExtensionHeaders => "extension-headers",
+            Reason::NoChecksum => "no-checksum",
+            Reason::UnknownIcmp => "unknown-icmp",
         }
     }
 

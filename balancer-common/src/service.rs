@@ -5,18 +5,34 @@ pub type ServiceId = u16;
 /// Index of a backend in `BACKENDS` and `COUNTERS`.
 pub type BackendId = u16;
 
+/// An address: IPv6, or IPv4 as ::ffff:a.b.c.d (RFC 4291, section 2.5.5.2); network order.
+pub type Address = [u8; 16];
+
+/// An IPv4 address as `Address`.
+#[inline(always)]
+pub const fn mapped([a, b, c, d]: [u8; 4]) -> Address {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d]
+}
+
+/// The IPv4 address in an `Address` that is one; of others, the last four bytes.
+#[inline(always)]
+pub const fn unmapped(address: &Address) -> [u8; 4] {
+    let [.., a, b, c, d] = *address;
+    [a, b, c, d]
+}
+
 /// What a client talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct ServiceKey {
-    /// Virtual address, network order.
+    /// Virtual address, network order; of IPv6, its digest: the whole address is in what the key leads to.
     pub address: [u8; 4],
     /// Port, network order.
     pub port: [u8; 2],
     /// IP protocol number: `TCP` or `UDP`.
     pub protocol: u8,
-    /// Always 0.
-    pub reserved: u8,
+    /// `family::*`.
+    pub family: u8,
 }
 
 const _: () = assert!(size_of::<ServiceKey>() == 8);
@@ -25,6 +41,8 @@ const _: () = assert!(size_of::<ServiceKey>() == 8);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct Service {
+    /// Its virtual address.
+    pub address: Address,
     /// Index of its ring.
     pub id: ServiceId,
     /// How long an established flow may be silent.
@@ -39,7 +57,7 @@ pub struct Service {
     pub answers: u8,
     /// What else it wants: bits `option::*`.
     pub options: u8,
-    /// How many leading bits of a client's address its backend is remembered by.
+    /// How many leading bits of a client's address its backend is remembered by, of 128 in either family.
     pub persistence_prefix: u8,
     /// For how long a client without new flows is remembered; 0 = not at all.
     pub persistence_timeout: u16,
@@ -47,7 +65,7 @@ pub struct Service {
     pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<Service>() == 16);
+const _: () = assert!(size_of::<Service>() == 32);
 
 /// Bits of `Service::options`.
 pub mod option {
@@ -83,21 +101,22 @@ pub mod answer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct Backend {
-    /// Address, network order.
-    pub address: [u8; 4],
+    /// Address.
+    pub address: Address,
+    /// The source that clients are given whose replies would not cross the balancer; `::` = none.
+    pub snat_address: Address,
     /// Port, network order.
     pub port: [u8; 2],
     /// The service that it belongs to.
     pub service: ServiceId,
-    /// The source that clients are given whose replies would not cross the balancer; 0.0.0.0 = none.
-    pub snat_address: [u8; 4],
-    /// The network whose clients are given that source, as its mask: that of the backend's own address.
-    pub snat_mask: [u8; 4],
+    /// The network whose clients are given that source: how many leading bits of `address` they share, of 128 in either
+    /// family (an IPv4 network's length + 96); 0 = all clients are.
+    pub snat_prefix: u32,
     /// What it may do: bits `ability::*`; 0 = the slot is not in use.
     pub abilities: u32,
     /// `DRAINED` or `LEAVING`: when the flows that are left are ended, in units of 2^`STAMP_SHIFT` ns.
     pub ends: u32,
-    /// Of a service that keeps no flows: its address, which the backend's answers leave with; else 0.0.0.0.
+    /// Of a service that keeps no flows, which is of IPv4: its address, which the backend's answers leave with; else 0.0.0.0.
     pub service_address: [u8; 4],
     /// And its port, network order.
     pub service_port: [u8; 2],
@@ -105,7 +124,7 @@ pub struct Backend {
     pub reserved: [u8; 2],
 }
 
-const _: () = assert!(size_of::<Backend>() == 32);
+const _: () = assert!(size_of::<Backend>() == 56);
 
 /// The first of the ports that clients are given together with `Backend::snat_address`; the last is 65535. Linux takes
 /// none of them for its own connections, unless it is told to (`ip_local_port_range`).
@@ -129,15 +148,17 @@ pub mod ability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C, align(8))]
 pub struct ClientKey {
-    /// The leading bits of its address, network order.
-    pub address: [u8; 4],
+    /// The leading bits of its address.
+    pub address: Address,
     /// The service.
     pub service: ServiceId,
     /// What is remembered: `client::*`.
     pub kind: u16,
+    /// Always 0.
+    pub reserved: [u8; 4],
 }
 
-const _: () = assert!(size_of::<ClientKey>() == 8);
+const _: () = assert!(size_of::<ClientKey>() == 24);
 
 /// Values of `ClientKey::kind`.
 pub mod client {
@@ -186,7 +207,7 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 5;
+pub const LAYOUT_VERSION: u64 = 7;
 
 /// Roles of an address in `ADDRESSES`: bits of its value.
 pub mod role {

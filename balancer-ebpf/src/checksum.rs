@@ -4,6 +4,8 @@
 //! section 2B), so words are taken as they lie in memory and nothing is swapped. What a rewrite of the same
 //! fields adds is the same for every packet of a flow: it is computed once, as a delta of 16 bits.
 
+use balancer_common::Address;
+
 /// The sum that replacing words adds to a checksum, not yet folded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta(u64);
@@ -18,10 +20,11 @@ impl Delta {
         Delta(self.0 + !u16::from_ne_bytes(old) as u64 + u16::from_ne_bytes(new) as u64)
     }
 
-    /// `self` and the change of an IPv4 address.
+    /// `self` and the change of an address. What IPv4 addresses have in common here adds nothing.
     #[inline(always)]
-    pub const fn address(self, old: [u8; 4], new: [u8; 4]) -> Delta {
-        Delta(self.0 + !u32::from_ne_bytes(old) as u64 + u32::from_ne_bytes(new) as u64)
+    pub fn address(self, old: &Address, new: &Address) -> Delta {
+        let ([a, b], [c, d]): ([u64; 2], [u64; 2]) = (bytemuck::cast(*old), bytemuck::cast(*new));
+        Delta(self.0 + halves(!a) + halves(!b) + halves(c) + halves(d))
     }
 
     /// Both changes.
@@ -35,6 +38,12 @@ impl Delta {
     pub const fn fold(self) -> u16 {
         fold(self.0)
     }
+}
+
+/// The sum of the 32-bit words of a 64-bit one.
+#[inline(always)]
+const fn halves(word: u64) -> u64 {
+    (word & 0xffff_ffff) + (word >> 32)
 }
 
 /// The checksum after a change of `delta`.

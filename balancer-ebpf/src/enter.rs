@@ -11,7 +11,7 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, WAYS, flags};
+use balancer_common::{Address, Control, FlowEntry, FlowKey, FlowState, NO_TWIN, STAMP_SHIFT, WAYS, flags};
 
 use crate::{
     Environment, FlowMemory,
@@ -201,6 +201,22 @@ pub fn announce<M: FlowMemory>(memory: &M, index: u32, flow: &FlowEntry, marks: 
     entry.write(flow);
     let busy = entry.control();
     entry.exchange(busy, Control::new(FlowState::Opening, marks, busy.sequence()));
+}
+
+/// Writes the addresses of a reserved entry: as packets arrive (source, destination), and as they leave.
+#[inline(always)]
+pub fn set_addresses<E: Environment>(
+    environment: &E,
+    index: u32,
+    [source, destination, new_source, new_destination]: [&Address; 4],
+) {
+    let Some(place) = environment.addresses(index) else { return };
+    // SAFETY: valid and aligned, and no other CPU writes what this one has claimed.
+    let place = unsafe { &mut *place };
+    place.source = *source;
+    place.destination = *destination;
+    place.new_source = *new_source;
+    place.new_destination = *new_destination;
 }
 
 /// Makes a flow live whose entries were announced, the request's being `request`, and counts it if it is to be active. If

@@ -1,15 +1,17 @@
 //! What the data plane needs of its surroundings: the maps, the clock, the counters.
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowKey, NextHop, Phase,
-    Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
+    Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowAddresses,
+    FlowKey, Fragment, FragmentKey, NextHop, Phase, Reason, Remembered, ResponseTimes, RingWord, Service,
+    ServiceId, ServiceKey,
 };
 
 use crate::{
     Packet,
     enter::{self, Entered},
-    exchange, one_packet,
-    open::{self, Choice},
+    exchange, fragment, icmp, one_packet,
+    open::{self, Choice, Opening},
+    parse::{self, Unparsed, Upper},
     process::{self, Step},
     state::{self, Segment},
     table::{self, Found},
@@ -40,6 +42,14 @@ pub struct Way {
 pub trait Environment: FlowMemory + Sized {
     /// The coarse monotonic clock in units of 2^`STAMP_SHIFT` ns.
     fn now(&self) -> u32;
+    /// Whether there may be IPv6 services.
+    fn has_ipv6(&self) -> bool;
+    /// The addresses of the IPv6 flow's entry with this index, valid and aligned.
+    fn addresses(&self, index: u32) -> Option<*mut FlowAddresses>;
+    /// A place of this CPU's for the addresses of an ICMP message, valid and aligned.
+    fn icmp_addresses(&self) -> Option<*mut icmp::Addresses>;
+    /// What this CPU is opening, valid and aligned.
+    fn opening(&self) -> Option<*mut Opening>;
     /// Kernel index of the interface that the packet came in by.
     fn ingress(&self) -> u32;
     /// The configured port of an interface.
@@ -49,19 +59,23 @@ pub trait Environment: FlowMemory + Sized {
     /// Who answers from `key`: of `endpoint::*`; 0 = nobody.
     fn endpoint(&self, key: &ServiceKey) -> u32;
     /// The roles of an address: `role::*`, 0 for an address that is none of ours.
-    fn roles(&self, address: [u8; 4]) -> u32;
+    fn roles(&self, address: &Address) -> u32;
     /// The ring of a service after one more flow has come for it: the word before, whose cursor is that flow's.
     fn take(&self, service: ServiceId) -> RingWord;
     /// The backend in a slot of a half of a service's ring.
     fn slot(&self, service: ServiceId, half: usize, slot: usize) -> Option<BackendId>;
     /// The backend in this slot.
-    fn backend(&self, id: BackendId) -> Option<Backend>;
+    fn backend(&self, id: BackendId) -> Option<&Backend>;
     /// What a service remembers of a client; nothing but zeros if it does not.
     fn remembered(&self, client: &ClientKey) -> Remembered;
     /// Has a service remember a client.
     fn remember(&self, client: &ClientKey, value: &Remembered);
+    /// Where the rest of a datagram goes; nothing but zeros if that is not known.
+    fn fragment(&self, key: &FragmentKey) -> Fragment;
+    /// Notes where it goes.
+    fn set_fragment(&self, key: &FragmentKey, value: &Fragment);
     /// The next hop with this index.
-    fn next_hop(&self, index: u32) -> Option<NextHop>;
+    fn next_hop(&self, index: u32) -> Option<&NextHop>;
     /// Binds the frame to leave by a port, if its verdict is to be `Redirect`; false when nothing leaves by it.
     fn redirect(&self, port: u16) -> bool;
     /// The kernel's way for a datagram that came in here, by its routes and neighbours.
@@ -86,15 +100,50 @@ pub trait Environment: FlowMemory + Sized {
     // What follows are the steps of a packet's way. In the kernel each is a function of its own, so that the verifier follows
     // it once and not wherever it is called, and its part of the 512 bytes of stack is needed only meanwhile.
 
+    /// [`parse::upper`].
+    #[inline(always)]
+    fn upper<P: Packet>(&self, packet: &P, upper: Upper) -> Result<Upper, Unparsed> {
+        parse::upper(packet, upper)
+    }
     /// [`process::forward`].
     #[inline(always)]
     fn forward<P: Packet>(&self, packet: &P, is_first: bool) -> Step {
         process::forward(packet, self, is_first)
     }
+    /// [`fragment::remember`].
+    #[inline(always)]
+    fn remember_part<P: Packet>(&self, packet: &P, found: &Found) {
+        fragment::remember(packet, self, found.index, found.control.sequence());
+    }
+    /// [`fragment::pass`].
+    #[inline(always)]
+    fn pass_part<P: Packet>(&self, packet: &P) {
+        fragment::pass(packet, self);
+    }
+    /// [`fragment::forward`].
+    #[inline(always)]
+    fn forward_rest<P: Packet>(&self, packet: &P) -> Step {
+        fragment::forward(packet, self)
+    }
+    /// [`icmp::control`].
+    #[inline(always)]
+    fn control<P: Packet>(&self, packet: &P) -> Step {
+        icmp::control(packet, self)
+    }
+    /// [`process::is_ours`].
+    #[inline(always)]
+    fn is_ours<P: Packet>(&self, packet: &P) -> bool {
+        process::is_ours(packet, self)
+    }
+    /// [`process::ask`].
+    #[inline(always)]
+    fn ask<P: Packet>(&self, packet: &P, stale: u32) -> Step {
+        process::ask(packet, self, stale)
+    }
     /// [`process::open`].
     #[inline(always)]
-    fn open<P: Packet>(&self, packet: &P, stale: u32) -> Step {
-        process::open(packet, self, stale)
+    fn open(&self) -> Step {
+        process::open(self)
     }
     /// [`one_packet::carry`].
     #[inline(always)]
@@ -103,8 +152,13 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`open::choose`].
     #[inline(always)]
-    fn choose(&self, service: &Service, key: &FlowKey, is_backend: bool, now: u32) -> Result<Choice, Reason> {
-        open::choose(self, service, key, is_backend, now)
+    fn choose(&self, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+        open::choose(self, is_backend, now)
+    }
+    /// [`open::is_free`].
+    #[inline(always)]
+    fn is_free(&self, reply: &FlowKey, now: u32) -> bool {
+        open::is_free(self, reply, now)
     }
     /// [`enter::reserve`].
     #[inline(always)]
@@ -115,6 +169,11 @@ pub trait Environment: FlowMemory + Sized {
     #[inline(always)]
     fn claim_free(&self, keys: [&FlowKey; 2]) -> [u32; 2] {
         enter::claim_free(self, keys)
+    }
+    /// [`open::announce`].
+    #[inline(always)]
+    fn announce(&self, entries: [u32; 2], marks: u8, now: u32) {
+        open::announce(self, entries, marks, now);
     }
     /// [`enter::enter`].
     #[inline(always)]
@@ -131,6 +190,11 @@ pub trait Environment: FlowMemory + Sized {
     fn end(&self, found: &Found, now: u32) {
         table::end(self, found, now);
     }
+    /// [`process::move_client`].
+    #[inline(always)]
+    fn move_client(&self, found: &Found, word: u64) {
+        process::move_client(self, found, word);
+    }
     /// [`state::advance`].
     #[inline(always)]
     fn advance<P: Packet>(&self, packet: &P, index: u32, control: Control, segment: Segment) {
@@ -143,7 +207,7 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`process::reject`]; whether `packet` is the answer now.
     #[inline(always)]
-    fn reject<P: Packet>(&self, packet: &P) -> bool {
-        process::reject(packet, self).is_some()
+    fn reject<P: Packet>(&self, packet: &P, reason: Reason, most: u16) -> bool {
+        process::reject(packet, self, reason, most).is_some()
     }
 }

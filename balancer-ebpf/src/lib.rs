@@ -3,7 +3,8 @@
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
 //! ring, [`enter`] brings it into the table, [`persist`] remembers whose it was, [`source`] says where its packets come from,
 //! [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame; [`process`] is the whole
-//! way; [`one_packet`] goes another one, for services that keep no flows. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
+//! way. What has no ports goes by [`fragment`] or [`icmp`], datagrams of services that keep no flows by [`one_packet`]; who is
+//! refused is told by [`answer`]. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
 //! in the tests on the host.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -17,6 +18,8 @@ pub mod checksum;
 pub mod enter;
 pub mod environment;
 pub mod exchange;
+pub mod fragment;
+pub mod icmp;
 mod media;
 pub mod one_packet;
 pub mod open;

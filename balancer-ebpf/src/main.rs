@@ -22,16 +22,17 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::debug;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT, FlowKey,
-    HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord,
-    STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP,
+    Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT,
+    FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS,
+    Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP, WAYS,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
     enter::{self, Entered},
-    exchange, one_packet,
-    open::{self, Choice},
+    exchange, fragment, icmp, one_packet,
+    open::{self, Choice, Opening},
     packet::Wire,
+    parse::{self, Unparsed, Upper},
     process::{self, Step, process},
     state::{self, Segment},
     table::{self, Found},
@@ -49,13 +50,17 @@ static FLOW_TAGS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
 #[map]
 static FLOWS: Array<Bucket> = Array::with_max_entries(1, MMAPABLE);
 #[map]
+static FLOW_ADDRESSES: Array<[FlowAddresses; WAYS]> = Array::with_max_entries(1, MMAPABLE);
+#[map]
 static SERVICES: HashMap<ServiceKey, Service> = HashMap::with_max_entries(1, NO_PREALLOCATION);
 #[map]
-static ADDRESSES: HashMap<[u8; 4], u32> = HashMap::with_max_entries(1, 0);
+static ADDRESSES: HashMap<Address, u32> = HashMap::with_max_entries(1, 0);
 #[map]
 static ENDPOINTS: HashMap<ServiceKey, u32> = HashMap::with_max_entries(1, NO_PREALLOCATION);
 #[map]
 static CLIENTS: LruHashMap<ClientKey, Remembered> = LruHashMap::with_max_entries(1, 0);
+#[map]
+static FRAGMENTS: LruHashMap<FragmentKey, Fragment> = LruHashMap::with_max_entries(MOST_FRAGMENTED, 0);
 #[map]
 static RINGS: Array<Ring> = Array::with_max_entries(1, MMAPABLE);
 #[map]
@@ -73,6 +78,10 @@ static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1,
 #[map]
 static RESPONSE_TIMES: PerCpuArray<ResponseTimes> = PerCpuArray::with_max_entries(1, 0);
 #[map]
+static OPENING: PerCpuArray<Opening> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static ICMP_ADDRESSES: PerCpuArray<icmp::Addresses> = PerCpuArray::with_max_entries(1, 0);
+#[map]
 static ICMP_SENT: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 0);
@@ -89,6 +98,8 @@ static LAYOUT: Array<Layout> = Array::with_max_entries(1, 0);
 
 /// The address family of IPv4, as the kernel numbers it.
 const AF_INET: u8 = 2;
+/// How many fragmented datagrams are remembered.
+const MOST_FRAGMENTED: u32 = 16_384;
 
 /// How many ICMP messages a CPU sends within one stamp (67 ms): about a thousand a second, as Linux does.
 const ICMP_PER_STAMP: u32 = 64;
@@ -99,6 +110,9 @@ static HASH_SEED: [u64; 2] = [0; 2];
 /// How many buckets `FLOWS` has.
 #[unsafe(no_mangle)]
 static BUCKETS: u32 = 1;
+/// 1: there may be IPv6 services; 0: IPv6 is the kernel's business (the branches are compiled away at load).
+#[unsafe(no_mangle)]
+static IPV6: u32 = 1;
 /// Up to which age, in stamps, packets count in `AGE_PROFILES`.
 #[unsafe(no_mangle)]
 static PROFILED_AGE: u32 = 0;
@@ -220,6 +234,29 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn has_ipv6(&self) -> bool {
+        // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
+        unsafe { ptr::read_volatile(&raw const IPV6) != 0 }
+    }
+
+    #[inline(always)]
+    fn addresses(&self, index: u32) -> Option<*mut FlowAddresses> {
+        let bucket = FLOW_ADDRESSES.get_ptr_mut(index / WAYS as u32)?;
+        // SAFETY: the rest of a division by `WAYS` is within the bucket.
+        Some(unsafe { bucket.cast::<FlowAddresses>().add((index % WAYS as u32) as usize) })
+    }
+
+    #[inline(always)]
+    fn icmp_addresses(&self) -> Option<*mut icmp::Addresses> {
+        ICMP_ADDRESSES.get_ptr_mut(0)
+    }
+
+    #[inline(always)]
+    fn opening(&self) -> Option<*mut Opening> {
+        OPENING.get_ptr_mut(0)
+    }
+
+    #[inline(always)]
     fn ingress(&self) -> u32 {
         self.0.ingress_ifindex() as u32
     }
@@ -243,7 +280,7 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn roles(&self, address: [u8; 4]) -> u32 {
+    fn roles(&self, address: &Address) -> u32 {
         // SAFETY: the value is one aligned word, copied at once.
         unsafe { ADDRESSES.get(address) }.copied().unwrap_or(0)
     }
@@ -264,8 +301,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn backend(&self, id: BackendId) -> Option<Backend> {
-        BACKENDS.get(u32::from(id)).copied()
+    fn backend(&self, id: BackendId) -> Option<&Backend> {
+        BACKENDS.get(u32::from(id))
     }
 
     #[inline(always)]
@@ -284,8 +321,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn next_hop(&self, index: u32) -> Option<NextHop> {
-        NEXT_HOPS.get(index).copied()
+    fn next_hop(&self, index: u32) -> Option<&NextHop> {
+        NEXT_HOPS.get(index)
     }
 
     #[inline(always)]
@@ -377,13 +414,28 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn upper<P: Packet>(&self, _packet: &P, upper: Upper) -> Result<Upper, Unparsed> {
+        Upper::from_number(packet_upper(self.0.ctx, Upper::to_number(Ok(upper))))
+    }
+
+    #[inline(always)]
     fn forward<P: Packet>(&self, _packet: &P, is_first: bool) -> Step {
         Step::from_number(packet_forward(self.0.ctx, u32::from(is_first)))
     }
 
     #[inline(always)]
-    fn open<P: Packet>(&self, _packet: &P, stale: u32) -> Step {
-        Step::from_number(packet_open(self.0.ctx, stale))
+    fn fragment(&self, key: &FragmentKey) -> Fragment {
+        match FRAGMENTS.get_ptr(key) {
+            // SAFETY: valid and aligned; read whole, and whatever is read is judged by whoever reads it.
+            Some(value) => unsafe { ptr::read_volatile(value) },
+            None => Fragment { entry: 0, stamp: 0, sequence: 0, reserved: [0; 3] },
+        }
+    }
+
+    #[inline(always)]
+    fn set_fragment(&self, key: &FragmentKey, value: &Fragment) {
+        // It fails only where the kernel has no memory: the rest of the datagram is refused then.
+        let _ = FRAGMENTS.insert(key, value, 0);
     }
 
     #[inline(always)]
@@ -392,18 +444,58 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn reject<P: Packet>(&self, _packet: &P) -> bool {
-        packet_reject(self.0.ctx) != 0
+    fn remember_part<P: Packet>(&self, _packet: &P, found: &Found) {
+        packet_remember_part(self.0.ctx, found.index, u32::from(found.control.sequence()));
     }
 
     #[inline(always)]
-    fn choose(&self, service: &Service, key: &FlowKey, is_backend: bool, now: u32) -> Result<Choice, Reason> {
-        let [addresses, ports] = bytemuck::cast(*key);
-        let choice = flow_choose(service, addresses, ports, u32::from(is_backend), now);
+    fn pass_part<P: Packet>(&self, _packet: &P) {
+        packet_pass_part(self.0.ctx);
+    }
+
+    #[inline(always)]
+    fn forward_rest<P: Packet>(&self, _packet: &P) -> Step {
+        Step::from_number(packet_forward_rest(self.0.ctx))
+    }
+
+    #[inline(always)]
+    fn control<P: Packet>(&self, _packet: &P) -> Step {
+        Step::from_number(packet_control(self.0.ctx))
+    }
+
+    #[inline(always)]
+    fn is_ours<P: Packet>(&self, _packet: &P) -> bool {
+        packet_is_ours(self.0.ctx) != 0
+    }
+
+    #[inline(always)]
+    fn ask<P: Packet>(&self, _packet: &P, stale: u32) -> Step {
+        Step::from_number(packet_ask(self.0.ctx, stale))
+    }
+
+    #[inline(always)]
+    fn open(&self) -> Step {
+        Step::from_number(flow_open())
+    }
+
+    #[inline(always)]
+    fn reject<P: Packet>(&self, _packet: &P, reason: Reason, most: u16) -> bool {
+        packet_reject(self.0.ctx, reason as u32, u32::from(most)) != 0
+    }
+
+    #[inline(always)]
+    fn choose(&self, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+        let choice = flow_choose(u32::from(is_backend), now);
         if choice & REFUSED != 0 {
             return Err(Reason::from_index(choice as u32).unwrap_or(Reason::NoBackend));
         }
         Ok(Choice { id: choice as BackendId, port: ((choice >> 16) as u16).to_ne_bytes() })
+    }
+
+    #[inline(always)]
+    fn is_free(&self, reply: &FlowKey, now: u32) -> bool {
+        let [addresses, ports] = bytemuck::cast(*reply);
+        flow_is_free(addresses, ports, now) != 0
     }
 
     #[inline(always)]
@@ -417,6 +509,11 @@ impl Environment for Kernel<'_> {
         let ([r0, r1], [p0, p1]): ([u64; 2], [u64; 2]) = (bytemuck::cast(*request), bytemuck::cast(*reply));
         let ways = flow_claim_free(r0, r1, p0, p1);
         [ways as u32, (ways >> 32) as u32]
+    }
+
+    #[inline(always)]
+    fn announce(&self, [index, twin]: [u32; 2], marks: u8, now: u32) {
+        flow_announce(index, twin, u32::from(marks), now);
     }
 
     #[inline(always)]
@@ -435,6 +532,11 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn move_client(&self, found: &Found, word: u64) {
+        flow_move_client(self.0.ctx, found.index, found.control.0, word);
+    }
+
+    #[inline(always)]
     fn advance<P: Packet>(&self, _packet: &P, index: u32, control: Control, segment: Segment) {
         flow_advance(self.0.ctx, index, control.0, segment.to_number());
     }
@@ -446,14 +548,7 @@ impl Environment for Kernel<'_> {
 
     #[inline(always)]
     fn refuse(&self, reason: Reason) {
-        if let Some(count) = DROPS.get_ptr_mut(reason as u32) {
-            // SAFETY: valid, aligned, and this CPU's own.
-            unsafe { *count = (*count).wrapping_add(1) };
-        }
-        // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
-        if unsafe { ptr::read_volatile(&raw const LOG_REFUSALS) } != 0 {
-            debug!(self.0, "refused a packet from interface {}: {}", self.ingress(), reason.name());
-        }
+        packet_refuse(self.0.ctx, reason as u32);
     }
 }
 
@@ -473,9 +568,19 @@ extern "C" fn packet_forward(context: *mut xdp_md, is_first: u32) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn packet_open(context: *mut xdp_md, stale: u32) -> u64 {
+extern "C" fn packet_refuse(context: *mut xdp_md, reason: u32) -> u32 {
     let context = XdpContext::new(context);
-    process::open(&Frame(&context), &Kernel(&context), stale).to_number()
+    if let Some(count) = DROPS.get_ptr_mut(reason) {
+        // SAFETY: valid, aligned, and this CPU's own.
+        unsafe { *count = (*count).wrapping_add(1) };
+    }
+    // SAFETY: a static; volatile, since the controller sets it before the program is loaded.
+    if unsafe { ptr::read_volatile(&raw const LOG_REFUSALS) } != 0
+        && let Some(reason) = Reason::from_index(reason)
+    {
+        debug!(context, "refused a packet from interface {}: {}", context.ingress_ifindex(), reason.name());
+    }
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -487,9 +592,62 @@ extern "C" fn packet_carry_alone(context: *mut xdp_md) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn packet_reject(context: *mut xdp_md) -> u32 {
+extern "C" fn packet_upper(context: *mut xdp_md, upper: u64) -> u64 {
     let context = XdpContext::new(context);
-    u32::from(process::reject(&Frame(&context), &Kernel(&context)).is_some())
+    let found = Upper::from_number(upper).and_then(|upper| parse::upper(&Frame(&context), upper));
+    Upper::to_number(found)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_remember_part(context: *mut xdp_md, entry: u32, sequence: u32) -> u32 {
+    let context = XdpContext::new(context);
+    fragment::remember(&Frame(&context), &Kernel(&context), entry, sequence as u16);
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_pass_part(context: *mut xdp_md) -> u32 {
+    let context = XdpContext::new(context);
+    fragment::pass(&Frame(&context), &Kernel(&context));
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_forward_rest(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    fragment::forward(&Frame(&context), &Kernel(&context)).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_control(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    icmp::control(&Frame(&context), &Kernel(&context)).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_is_ours(context: *mut xdp_md) -> u32 {
+    let context = XdpContext::new(context);
+    u32::from(process::is_ours(&Frame(&context), &Kernel(&context)))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_ask(context: *mut xdp_md, stale: u32) -> u64 {
+    let context = XdpContext::new(context);
+    process::ask(&Frame(&context), &Kernel(&context), stale).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_reject(context: *mut xdp_md, reason: u32, most: u32) -> u32 {
+    let context = XdpContext::new(context);
+    let Some(reason) = Reason::from_index(reason) else { return 0 };
+    u32::from(process::reject(&Frame(&context), &Kernel(&context), reason, most as u16).is_some())
 }
 
 /// In what `flow_choose` returns: it is a reason, and no backend (bits 0 to 15) with a port (bits 16 to 31).
@@ -497,20 +655,23 @@ const REFUSED: u64 = 1 << 32;
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_choose(
-    service: *const Service,
-    addresses: u64,
-    ports: u64,
-    is_backend: u32,
-    now: u32,
-) -> u64 {
-    // SAFETY: null, or that of a service, as the verifier knows.
-    let Some(service) = (unsafe { service.as_ref() }) else { return REFUSED | Reason::NoBackend as u64 };
-    let key = bytemuck::cast([addresses, ports]);
-    match open::choose(&Kernel(&NO_PACKET), service, &key, is_backend != 0, now) {
+extern "C" fn flow_choose(is_backend: u32, now: u32) -> u64 {
+    match open::choose(&Kernel(&NO_PACKET), is_backend != 0, now) {
         Ok(Choice { id, port }) => u64::from(id) | u64::from(u16::from_ne_bytes(port)) << 16,
         Err(reason) => REFUSED | reason as u64,
     }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_open() -> u64 {
+    process::open(&Kernel(&NO_PACKET)).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_is_free(addresses: u64, ports: u64, now: u32) -> u32 {
+    u32::from(open::is_free(&Kernel(&NO_PACKET), &bytemuck::cast([addresses, ports]), now))
 }
 
 #[unsafe(no_mangle)]
@@ -525,6 +686,13 @@ extern "C" fn flow_claim_free(r0: u64, r1: u64, p0: u64, p1: u64) -> u64 {
     let (request, reply) = (bytemuck::cast([r0, r1]), bytemuck::cast([p0, p1]));
     let [request, reply] = enter::claim_free(&Kernel(&NO_PACKET), [&request, &reply]);
     u64::from(request) | u64::from(reply) << 32
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_announce(index: u32, twin: u32, marks: u32, now: u32) -> u32 {
+    open::announce(&Kernel(&NO_PACKET), [index, twin], marks as u8, now);
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -551,6 +719,18 @@ extern "C" fn flow_end(index: u32, control: u32, now: u32) -> u32 {
     let found = Found::at(&kernel, index, Control(control));
     if found.exists() {
         table::end(&kernel, &found, now);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_move_client(context: *mut xdp_md, index: u32, control: u32, word: u64) -> u32 {
+    let context = XdpContext::new(context);
+    let kernel = Kernel(&context);
+    let found = Found::at(&kernel, index, Control(control));
+    if found.exists() && table::is_unchanged(&found) {
+        process::move_client(&kernel, &found, word);
     }
     0
 }

@@ -7,13 +7,15 @@
 //! forward what the backends' interface receives.) What a client on a backend's own network asks is answered past this host,
 //! from the backend's own address: such clients can be served one way only.
 
-use balancer_common::{Backend, BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, role};
+use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, role, unmapped};
 
 use crate::{
-    Environment, Packet, open,
+    Environment, Packet,
+    open::{self, Opening, opening},
     parse::{Parsed, parse},
     process::{self, Step},
     rewrite::{Translation, rewrite},
+    rounds::Rounds,
     source::Source,
     state::Direction,
 };
@@ -22,14 +24,16 @@ use crate::{
 #[inline(always)]
 pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
     // It was parsed before: there is a key.
-    let Ok(parsed) = parse(packet) else { return Step::Foreign };
-    let carried = match environment.service(&process::service_key(&parsed)) {
+    let Ok(parsed) = parse(packet, environment) else { return Step::Foreign };
+    let carried = match process::service(environment, &parsed) {
         Some(service) => match request(environment, &parsed, service) {
-            Err(reason) if process::is_answered(service, reason) => return Step::Rejected(reason),
+            Err(Step::Refused(reason)) if process::is_answered(service, reason) => {
+                return Step::Rejected(reason, 0);
+            }
             carried => carried,
         },
         None => {
-            let roles = environment.roles(parsed.key.destination);
+            let roles = environment.roles(&parsed.destination());
             if process::is_for_host(&parsed.key, roles) {
                 return Step::Foreign;
             }
@@ -37,37 +41,38 @@ pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
         }
     };
     match carried {
-        Ok(hop) if hop.ifindex == environment.ingress() => Step::Back,
-        Ok(hop) => Step::Out(hop.port),
-        Err(reason) => Step::Refused(reason),
+        Ok(step) | Err(step) => step,
     }
 }
 
 #[inline(always)]
-fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) -> Result<NextHop, Reason> {
+fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) -> Result<Step, Step> {
     process::check_packet(parsed)?;
-    let key = &parsed.key;
-    open::check_client(key.source, environment.roles(key.source))?;
-    let (id, backend) = choose(environment, service, key)?;
+    let opening = opening(environment)?;
+    opening.client = parsed.source();
+    opening.key = parsed.key;
+    opening.service = *service;
+    open::check_client(&opening.client, environment.roles(&opening.client))?;
+    let (id, backend) = choose(environment, opening)?;
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    process::check(environment, parsed, &hop)?;
+    process::check(environment, parsed.length, hop)?;
     count(environment, (service.id, id), Direction::Request, parsed.length);
-    let to = Source { address: backend.address, port: backend.port };
-    rewrite(parsed, &Translation::new(key, Source::of(key), to), hop.neighbour, hop.source);
-    Ok(hop)
+    let to = Source { address: unmapped(&backend.address), port: backend.port };
+    let translation = Translation::new(&parsed.key, Source::of(&parsed.key), to);
+    rewrite(parsed, &translation, hop.neighbour, hop.source);
+    Ok(process::leave(environment, hop))
 }
 
 /// Takes slots until one names another host than the client: a frame from an address to the same address reaches nobody.
 #[inline(always)]
-fn choose<E: Environment>(
-    environment: &E,
-    service: &Service,
-    key: &FlowKey,
-) -> Result<(BackendId, Backend), Reason> {
-    for attempt in 0..open::TRIES {
-        let id = open::next(environment, service, key, attempt)?;
+fn choose<'a, E: Environment>(
+    environment: &'a E,
+    opening: &Opening,
+) -> Result<(BackendId, &'a Backend), Reason> {
+    for attempt in Rounds::new(open::TRIES) {
+        let id = open::next(environment, opening, attempt);
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
-        if backend.address != key.source {
+        if backend.address != opening.client {
             return Ok((id, backend));
         }
     }
@@ -75,27 +80,27 @@ fn choose<E: Environment>(
 }
 
 #[inline(always)]
-fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result<NextHop, Reason> {
+fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result<Step, Step> {
     process::check_packet(parsed)?;
     let key = &parsed.key;
-    let id = environment.endpoint(&process::sender_key(parsed)) as BackendId;
+    let id = process::sender(environment, parsed) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::OrphanReply)?;
     let from = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::OrphanReply)?;
     // Only there the backend is: what claims to come from it elsewhere would leave in the service's name. And no client has
     // an address of a service or of this host.
     let is_its = from.ifindex == environment.ingress() && backend.service_address != [0; 4];
     if !is_its || roles & (role::SERVICE | role::LOCAL) != 0 {
-        return Err(Reason::OrphanReply);
+        return Err(Step::Refused(Reason::OrphanReply));
     }
     let way = environment.way(backend.service_address, key.destination)?;
     let port = environment.port(way.ifindex).ok_or(Reason::NoEgress)?;
     let hop = environment.next_hop(u32::from(port)).ok_or(Reason::NoEgress)?;
-    process::check(environment, parsed, &hop)?;
+    process::check(environment, parsed.length, hop)?;
     count(environment, (backend.service, id), Direction::Reply, parsed.length);
     let source = Source { address: backend.service_address, port: backend.service_port };
     let client = Source { address: key.destination, port: key.destination_port };
     rewrite(parsed, &Translation::new(key, source, client), way.neighbour, hop.source);
-    Ok(hop)
+    Ok(process::leave(environment, hop))
 }
 
 /// Counts a datagram: each request is a flow of its own, which ends at once; its answer is as young.
@@ -104,7 +109,7 @@ fn count<E: Environment>(
     environment: &E,
     (service, backend): (ServiceId, BackendId),
     direction: Direction,
-    bytes: u16,
+    bytes: u32,
 ) {
     process::count(environment, backend, direction, bytes);
     if direction == Direction::Request

@@ -1,11 +1,5 @@
 //! Opening a flow: the next slot of the service's ring, and the two entries that all later packets find.
 
-use balancer_common::{
-    Backend, BackendId, Control, FlowEntry, FlowKey, MAX_PORTS, NO_TWIN, Reason, RingWord, Service, TCP,
-    flags, option, role, selector,
-};
-use bytemuck::Zeroable as _;
-
 use crate::{
     Environment,
     answer::is_unicast,
@@ -13,9 +7,15 @@ use crate::{
     enter::{self, Entered},
     media,
     parse::{Parsed, tcp},
-    persist,
-    source::{self, Source, reply_key},
+    persist::{self, NOBODY},
+    process::Step,
+    rounds::Rounds,
+    source::{self, Source, reply_key, short},
     table::{self, Found},
+};
+use balancer_common::{
+    Address, BackendId, Control, FlowEntry, FlowKey, MAX_PORTS, NO_TWIN, Reason, Service, TCP, family, flags,
+    option, role, selector,
 };
 
 /// How many slots a flow tries when its reply would look like that of another flow.
@@ -38,48 +38,67 @@ impl Choice {
     }
 }
 
-/// A flow that is to be.
-pub struct Opening<'a> {
+/// A flow that is to be: what the steps of its opening tell each other.
+#[repr(C)]
+pub struct Opening {
+    /// Who opens it.
+    pub client: Address,
     /// Its requests, as they arrive.
     pub key: FlowKey,
     /// What its client talks to.
-    pub service: &'a Service,
-    /// Whom it leads to.
-    pub choice: Choice,
+    pub service: Service,
     /// MAC that its requests come from.
     pub neighbour: [u8; 6],
     /// The interface that they come in by: the low 16 bits of its index.
     pub ingress: u16,
     /// The port of that interface.
     pub port: u16,
+    /// Whom it leads to.
+    pub choice: Choice,
+    /// Its replies, as they arrive.
+    pub reply: FlowKey,
 }
 
-/// What a client's first packet opens.
+/// This CPU's opening.
+#[expect(clippy::mut_from_ref, reason = "it is a place of this CPU's, as a map lookup finds it")]
 #[inline(always)]
-pub fn ask<'a, E: Environment>(
+pub fn opening<E: Environment>(environment: &E) -> Result<&mut Opening, Reason> {
+    let place = environment.opening().ok_or(Reason::NoBackend)?;
+    // SAFETY: valid, aligned, and this CPU's own; no step holds on to it while another runs.
+    Ok(unsafe { &mut *place })
+}
+
+/// Prepares what a client's first packet opens.
+#[inline(always)]
+pub fn ask<E: Environment>(
     environment: &E,
     parsed: &Parsed,
-    service: &'a Service,
+    service: &Service,
     now: u32,
-) -> Result<Opening<'a>, Reason> {
-    let key = &parsed.key;
-    let roles = environment.roles(key.source);
-    check_client(key.source, roles)?;
-    if key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
-        return Err(Reason::UnknownFlow);
+) -> Result<(), Step> {
+    let opening = opening(environment)?;
+    opening.client = parsed.source();
+    opening.key = parsed.key;
+    opening.service = *service;
+    let roles = environment.roles(&opening.client);
+    check_client(&opening.client, roles)?;
+    if parsed.key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
+        return Err(Step::Refused(Reason::UnknownFlow));
     }
     let ingress = environment.ingress();
-    let port = environment.port(ingress).ok_or(Reason::NoEgress)?;
-    let choice = environment.choose(service, key, roles & role::BACKEND != 0, now)?;
-    check_hop(environment, parsed, choice.id)?;
+    opening.ingress = ingress as u16;
+    opening.port = environment.port(ingress).ok_or(Reason::NoEgress)?;
     // SAFETY: `parse` checked that the Ethernet header lies in the frame.
-    let neighbour = unsafe { (*parsed.ethernet).src_addr };
-    Ok(Opening { key: *key, service, choice, neighbour, ingress: ingress as u16, port })
+    opening.neighbour = unsafe { (*parsed.ethernet).src_addr };
+    let choice = environment.choose(roles & role::BACKEND != 0, now)?;
+    check_hop(environment, parsed, choice.id)?;
+    self::opening(environment)?.choice = choice;
+    Ok(())
 }
 
 /// Whether a client can have this address, of these roles.
 #[inline(always)]
-pub fn check_client(address: [u8; 4], roles: u32) -> Result<(), Reason> {
+pub fn check_client(address: &Address, roles: u32) -> Result<(), Reason> {
     // The reply to a service's address, translated, would be another request, and the reply to this host's would look
     // like that to a connection of its own.
     if is_unicast(address) && roles & (role::SERVICE | role::LOCAL) == 0 {
@@ -89,26 +108,25 @@ pub fn check_client(address: [u8; 4], roles: u32) -> Result<(), Reason> {
     }
 }
 
-/// Brings a flow into the table.
+/// Brings the flow that was prepared into the table.
 #[inline(always)]
-pub fn open<E: Environment>(environment: &E, opening: &Opening<'_>, now: u32) -> Result<(), Reason> {
+pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
+    let opening = opening(environment)?;
     let Opening { key, service, choice, .. } = opening;
     let is_media = service.options & option::MEDIA != 0;
-    let mut backend = environment.backend(choice.id).ok_or(Reason::NoBackend)?;
-    if is_media {
-        backend.port = key.destination_port;
-    }
+    let backend = environment.backend(choice.id).ok_or(Reason::NoBackend)?;
+    let port = if is_media { key.destination_port } else { backend.port };
     let mut source = Source::of(key);
     if choice.port != [0; 2] {
-        source = Source { address: backend.snat_address, port: choice.port };
+        source = Source { address: short(environment, key.family, &backend.snat_address), port: choice.port };
     }
-    let reply_key = reply_key(key, &backend, source);
-    let [mut request, mut reply] = environment.claim_free([key, &reply_key]);
+    opening.reply = reply_key(environment, key, backend, port, source);
+    let [mut request, mut reply] = environment.claim_free([&opening.key, &opening.reply]);
     if reply == NO_TWIN {
-        reply = environment.reserve(&reply_key, now);
+        reply = environment.reserve(&opening.reply, now);
     }
     if request == NO_TWIN && reply != NO_TWIN {
-        request = environment.reserve(key, now);
+        request = environment.reserve(&opening.key, now);
     }
     if request == NO_TWIN || reply == NO_TWIN {
         // One may have been claimed.
@@ -116,14 +134,13 @@ pub fn open<E: Environment>(environment: &E, opening: &Opening<'_>, now: u32) ->
         enter::withdraw(environment, reply);
         return Err(Reason::FlowTableFull);
     }
-    let entries = entries(opening, &backend, source, now);
-    let followed = if service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
+    let followed = if opening.service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     // Media are part of their control connection, which is counted.
     let active = if is_media { 0 } else { flags::ACTIVE };
-    enter::announce(environment, reply, &FlowEntry { twin: request, ..entries[1] }, flags::REPLY | followed);
-    enter::announce(environment, request, &FlowEntry { twin: reply, ..entries[0] }, active | followed);
+    environment.announce([reply, request], flags::REPLY | followed, now);
+    environment.announce([request, reply], active | followed, now);
     match environment.enter(request) {
-        Entered::New if !is_media => persist::note(environment, service, key, (choice.id, request), now),
+        Entered::New if !is_media => persist::note(environment, opening, request, now),
         Entered::New | Entered::Joined => {}
         Entered::Lost => return Err(Reason::FlowRaced),
     }
@@ -137,19 +154,14 @@ fn may_open(service: &Service, tcp_flags: u8) -> bool {
     tcp_flags == tcp::SYN || (service.selector != selector::NEXT && tcp_flags & !tcp::FIN == tcp::ACK)
 }
 
-/// Whom a new flow of a service leads to. What had the same replies and is over, goes.
+/// Whom the flow that is being opened leads to. What had the same replies and is over, goes.
 #[inline(always)]
-pub fn choose<E: Environment>(
-    environment: &E,
-    service: &Service,
-    key: &FlowKey,
-    is_backend: bool,
-    now: u32,
-) -> Result<Choice, Reason> {
-    if service.options & option::MEDIA != 0 {
-        return media::choose(environment, key, service.id, now);
+pub fn choose<E: Environment>(environment: &E, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+    let opening: &Opening = opening(environment)?;
+    if opening.service.options & option::MEDIA != 0 {
+        return media::choose(environment, opening, now);
     }
-    take(environment, service, key, is_backend, now)
+    take(environment, opening, is_backend, now)
 }
 
 /// Takes slots until one names a backend from which the reply can be told from that of any other flow, and finds its
@@ -157,30 +169,25 @@ pub fn choose<E: Environment>(
 #[inline(always)]
 fn take<E: Environment>(
     environment: &E,
-    service: &Service,
-    key: &FlowKey,
+    opening: &Opening,
     is_backend: bool,
     now: u32,
 ) -> Result<Choice, Reason> {
-    let recalled = persist::recall(environment, service, key, now);
-    for attempt in 0..TRIES {
-        let id = if attempt == 0 && recalled != BackendId::MAX {
-            recalled
-        } else {
-            next(environment, service, key, attempt)?
-        };
+    let Opening { client, key, .. } = opening;
+    let recalled = persist::recall(environment, opening, now);
+    for attempt in Rounds::new(TRIES) {
+        let id =
+            if attempt == 0 && recalled != NOBODY { recalled } else { next(environment, opening, attempt) };
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
-        let can_translate = backend.snat_address != [0; 4];
-        let must_translate = can_translate && (is_backend || source::is_near(key, &backend));
+        let can_translate = backend.snat_address != [0; 16];
+        let must_translate = can_translate && (is_backend || source::is_near(client, backend));
+        let reply = reply_key(environment, key, backend, backend.port, Source::of(key));
         // A frame from an address to the same address reaches nobody.
-        if !must_translate
-            && backend.address != key.source
-            && is_free(environment, &reply_key(key, &backend, Source::of(key)), now)
-        {
+        if !must_translate && backend.address != *client && environment.is_free(&reply, now) {
             return Ok(Choice::plain(id));
         }
         if can_translate {
-            return Ok(Choice { id, port: source::give(environment, key, &backend, now)? });
+            return Ok(Choice { id, port: source::give(environment, key, backend, now)? });
         }
     }
     Err(Reason::ReplyCollision)
@@ -203,33 +210,29 @@ fn is_over<E: Environment>(environment: &E, found: &Found, now: u32) -> bool {
     found.control.state().is_closing() || table::is_expired(environment, found, now)
 }
 
-/// Takes the next slot; whose it is.
+/// Takes the next slot; whose it is, or `NOBODY`.
 #[inline(always)]
-pub fn next<E: Environment>(
-    environment: &E,
-    service: &Service,
-    key: &FlowKey,
-    attempt: usize,
-) -> Result<BackendId, Reason> {
-    let word = environment.take(service.id);
-    let slot = slot(word, key, service.selector, attempt).ok_or(Reason::NoBackend)?;
-    environment.slot(service.id, word.half(), slot).ok_or(Reason::NoBackend)
+pub fn next<E: Environment>(environment: &E, opening: &Opening, attempt: usize) -> BackendId {
+    let word = environment.take(opening.service.id);
+    let length = word.length() as u64;
+    if length == 0 {
+        return NOBODY;
+    }
+    let lot = match opening.service.selector {
+        selector::NEXT => word.taken(),
+        selector => hashed(opening, selector).wrapping_add(attempt as u64),
+    };
+    environment.slot(opening.service.id, word.half(), (lot % length) as usize).unwrap_or(NOBODY)
 }
 
-/// The slot that the flow takes; `None` when the ring is empty.
+/// What a hash makes of the client's address, or of the flow. Of the whole address: its digest in the key is another on
+/// each balancer.
 #[inline(always)]
-fn slot(word: RingWord, key: &FlowKey, selector: u8, attempt: usize) -> Option<usize> {
-    let hashed = match selector {
-        selector::SOURCE => FlowKey { source: key.source, ..FlowKey::zeroed() },
-        selector::FLOW => *key,
-        _ => return word.slot(),
-    };
-    match word.length() as u64 {
-        0 => None,
-        length => {
-            Some(((table::mix(&hashed, SHARED_SEED) >> 32).wrapping_add(attempt as u64) % length) as usize)
-        }
-    }
+fn hashed(opening: &Opening, selector: u8) -> u64 {
+    let source = u32::from_ne_bytes(table::digest(&opening.client, SHARED_SEED));
+    let ports: u32 = bytemuck::cast([opening.key.source_port, opening.key.destination_port]);
+    let ports = if selector == selector::SOURCE { 0 } else { ports };
+    table::mix([source.into(), ports.into()], SHARED_SEED) >> 32
 }
 
 /// The seed of the hash that chooses slots: the same everywhere, so that balancers with the same backends agree.
@@ -237,55 +240,51 @@ const SHARED_SEED: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// Refuses a flow whose first packet could not be sent on.
 #[inline(always)]
-fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) -> Result<(), Reason> {
+fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) -> Result<(), Step> {
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    crate::process::check(environment, parsed, &hop)
+    crate::process::check(environment, parsed.length, hop)
 }
 
-/// The entries of both directions of a `nat` flow. Each names no twin yet.
+/// Writes the entry `index` of a `nat` flow, of its replies if `marks` say so, and lets others that open see it.
 #[inline(always)]
-fn entries(opening: &Opening<'_>, backend: &Backend, source: Source, now: u32) -> [FlowEntry; 2] {
-    let Opening { key, service, choice: Choice { id, .. }, .. } = *opening;
-    let timeout = if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout };
-    let to_backend =
-        Delta::default().address(key.source, source.address).address(key.destination, backend.address);
-    let to_client =
-        Delta::default().address(backend.address, key.destination).address(source.address, key.source);
-    let request = FlowEntry {
-        key,
-        new_source: source.address,
-        new_destination: backend.address,
-        new_source_port: source.port,
-        new_destination_port: backend.port,
-        ip_delta: to_backend.and(Delta::TTL).fold(),
-        l4_delta: to_backend
-            .word(key.source_port, source.port)
-            .word(key.destination_port, backend.port)
-            .fold(),
+pub fn announce<E: Environment>(environment: &E, [index, twin]: [u32; 2], marks: u8, now: u32) {
+    let Ok(opening) = opening(environment) else { return };
+    let opening: &Opening = opening;
+    let Opening { client, service, choice, .. } = opening;
+    let Some(backend) = environment.backend(choice.id) else { return };
+    let from = if choice.port == [0; 2] { client } else { &backend.snat_address };
+    let is_reply = marks & flags::REPLY != 0;
+    let (key, twin_key, ends) = if is_reply {
+        (&opening.reply, &opening.key, [&backend.address, from, &service.address, client])
+    } else {
+        (&opening.key, &opening.reply, [client, &service.address, from, &backend.address])
+    };
+    if key.family != family::IPV4 {
+        enter::set_addresses(environment, index, ends);
+    }
+    let [source, destination, new_source, new_destination] = ends;
+    let addresses = Delta::default().address(source, new_source).address(destination, new_destination);
+    let ports = Delta::default()
+        .word(key.source_port, twin_key.destination_port)
+        .word(key.destination_port, twin_key.source_port);
+    let entry = FlowEntry {
+        key: *key,
+        new_source: twin_key.destination,
+        new_destination: twin_key.source,
+        new_source_port: twin_key.destination_port,
+        new_destination_port: twin_key.source_port,
+        ip_delta: addresses.and(Delta::TTL).fold(),
+        l4_delta: addresses.and(ports).fold(),
         neighbour: opening.neighbour,
-        via: opening.ingress,
-        backend: id,
+        via: if is_reply { opening.port } else { opening.ingress },
+        backend: choice.id,
         opened: now as u16,
         service: service.id,
-        timeout,
-        twin: NO_TWIN,
+        timeout: if key.protocol == TCP { service.half_open_timeout } else { service.idle_timeout },
+        twin,
         stamp: now,
         control: Control::default(),
         exchange: 0,
     };
-    let reply = FlowEntry {
-        key: reply_key(&key, backend, source),
-        new_source: key.destination,
-        new_destination: key.source,
-        new_source_port: key.destination_port,
-        new_destination_port: key.source_port,
-        ip_delta: to_client.and(Delta::TTL).fold(),
-        l4_delta: to_client
-            .word(backend.port, key.destination_port)
-            .word(source.port, key.source_port)
-            .fold(),
-        via: opening.port,
-        ..request
-    };
-    [request, reply]
+    enter::announce(environment, index, &entry, marks);
 }

@@ -1,6 +1,11 @@
 //! Access to the bytes of a frame, always checked against its end.
 
-use network_types::{eth::EthHdr, ip::Ipv4Hdr, tcp::TcpHdr, udp::UdpHdr};
+use network_types::{
+    eth::EthHdr,
+    ip::{Ipv4Hdr, Ipv6Hdr},
+    tcp::TcpHdr,
+    udp::UdpHdr,
+};
 
 /// A type that any bytes of the wire are a valid value of.
 ///
@@ -12,6 +17,8 @@ pub unsafe trait Wire: Copy {}
 unsafe impl Wire for EthHdr {}
 // SAFETY: as above.
 unsafe impl Wire for Ipv4Hdr {}
+// SAFETY: as above.
+unsafe impl Wire for Ipv6Hdr {}
 // SAFETY: as above.
 unsafe impl Wire for TcpHdr {}
 // SAFETY: as above.

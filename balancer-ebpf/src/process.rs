@@ -2,15 +2,12 @@
 
 use balancer_common::{
     BackendId, FIRST_SNAT_PORT, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
-    Traffic, age_bucket, answer as answers, endpoint, flags, option, role,
+    Traffic, UDP, age_bucket, answer as answers, endpoint, family, flags, option, role,
 };
-use network_types::{eth::EthHdr, ip::Ipv4Hdr};
 
 use crate::{
-    Environment, Packet, answer, exchange, media,
-    open::{self, Opening},
-    packet,
-    parse::{Parsed, Unparsed, parse, tcp},
+    Environment, Packet, answer, exchange, media, open,
+    parse::{Parsed, Unparsed, addresses, parse, tcp},
     rewrite::{Translation, rewrite},
     state::{self, Direction, Segment},
     table::{self, Found},
@@ -40,14 +37,24 @@ pub enum Step {
     Out(u16),
     /// For a service, and of no flow yet, or of one that is over: the index of its entry, or `NO_TWIN`.
     Unknown(u32),
+    /// Of no flow yet, but of one that can be opened now.
+    Prepared,
     /// Its flow is live: opened for it, or by another CPU meanwhile.
     Known,
     /// To or from a service that keeps no flows.
     Alone,
+    /// Without a flow key, for this reason: to be refused if either of its addresses is ours.
+    Unusable(Reason),
     /// Refused.
     Refused(Reason),
-    /// Refused, and its sender is told so.
-    Rejected(Reason),
+    /// Refused, and its sender is told so, and what would have passed: the largest packet, of those that are `TooBig`.
+    Rejected(Reason, u16),
+    /// A fragment, not the first one, which goes where that went.
+    Rest,
+    /// Not ours, and neither are the fragments that follow it.
+    ForeignPart,
+    /// ICMP.
+    Control,
 }
 
 impl From<Reason> for Step {
@@ -65,10 +72,15 @@ impl Step {
             Step::Back => (1, 0),
             Step::Out(port) => (2, port as u32),
             Step::Unknown(index) => (3, index),
-            Step::Known => (4, 0),
-            Step::Refused(reason) => (5, reason as u32),
-            Step::Rejected(reason) => (6, reason as u32),
-            Step::Alone => (7, 0),
+            Step::Prepared => (4, 0),
+            Step::Known => (5, 0),
+            Step::Unusable(reason) => (6, reason as u32),
+            Step::Refused(reason) => (7, reason as u32),
+            Step::Rejected(reason, most) => (8, reason as u32 | (most as u32) << 16),
+            Step::Rest => (9, 0),
+            Step::ForeignPart => (10, 0),
+            Step::Control => (11, 0),
+            Step::Alone => (12, 0),
         };
         kind << 32 | value as u64
     }
@@ -77,7 +89,7 @@ impl Step {
     #[inline(always)]
     pub const fn from_number(number: u64) -> Step {
         let value = number as u32;
-        let reason = match Reason::from_index(value) {
+        let reason = match Reason::from_index(value & 0xffff) {
             Some(reason) => reason,
             None => Reason::Malformed,
         };
@@ -86,9 +98,14 @@ impl Step {
             1 => Step::Back,
             2 => Step::Out(value as u16),
             3 => Step::Unknown(value),
-            4 => Step::Known,
-            5 => Step::Refused(reason),
-            6 => Step::Rejected(reason),
+            4 => Step::Prepared,
+            5 => Step::Known,
+            6 => Step::Unusable(reason),
+            7 => Step::Refused(reason),
+            8 => Step::Rejected(reason, (value >> 16) as u16),
+            9 => Step::Rest,
+            10 => Step::ForeignPart,
+            11 => Step::Control,
             _ => Step::Alone,
         }
     }
@@ -99,7 +116,10 @@ impl Step {
 pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdict {
     let mut step = environment.forward(packet, false);
     if let Step::Unknown(stale) = step {
-        step = environment.open(packet, stale);
+        step = environment.ask(packet, stale);
+    }
+    if step == Step::Prepared {
+        step = environment.open();
     }
     if step == Step::Known {
         step = environment.forward(packet, true);
@@ -107,16 +127,29 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     if step == Step::Alone {
         step = environment.carry_alone(packet);
     }
+    if step == Step::Rest {
+        step = environment.forward_rest(packet);
+    }
+    if step == Step::Control {
+        step = environment.control(packet);
+    }
     match step {
-        Step::Foreign => Verdict::Pass,
+        Step::Unusable(_) if !environment.is_ours(packet) => Verdict::Pass,
+        Step::Foreign | Step::Rest | Step::Control => Verdict::Pass,
+        Step::ForeignPart => {
+            environment.pass_part(packet);
+            Verdict::Pass
+        }
         Step::Back => Verdict::Transmit,
         Step::Out(port) => Verdict::Redirect(port),
         // The sender's next try opens another.
-        Step::Unknown(_) | Step::Known | Step::Alone => refuse(environment, Reason::FlowPushedOut),
-        Step::Refused(reason) => refuse(environment, reason),
-        Step::Rejected(reason) => {
+        Step::Unknown(_) | Step::Prepared | Step::Known | Step::Alone => {
+            refuse(environment, Reason::FlowPushedOut)
+        }
+        Step::Refused(reason) | Step::Unusable(reason) => refuse(environment, reason),
+        Step::Rejected(reason, most) => {
             environment.refuse(reason);
-            if environment.reject(packet) { Verdict::Transmit } else { Verdict::Drop }
+            if environment.reject(packet, reason, most) { Verdict::Transmit } else { Verdict::Drop }
         }
     }
 }
@@ -127,49 +160,67 @@ fn refuse<E: Environment>(environment: &E, reason: Reason) -> Verdict {
     Verdict::Drop
 }
 
-/// Answers a refused packet, by its protocol.
+/// Answers a packet that is refused for `reason`; `most` is the largest that would have passed, if it is too big.
 #[inline(always)]
-pub fn reject<P: Packet, E: Environment>(packet: &P, environment: &E) -> Option<()> {
-    let ip: Ipv4Hdr = packet::read(packet, EthHdr::LEN)?;
-    match ip.proto {
-        TCP => answer::reset(packet),
-        _ if environment.may_send_icmp(environment.now()) => answer::port_unreachable(packet),
-        _ => None,
+pub fn reject<P: Packet, E: Environment>(
+    packet: &P,
+    environment: &E,
+    reason: Reason,
+    most: u16,
+) -> Option<()> {
+    let refused = answer::Refused::of(packet)?;
+    let error = match reason {
+        Reason::TtlExceeded => answer::TIME_EXCEEDED,
+        Reason::TooBig if refused.may_be_split() => return None,
+        Reason::TooBig => answer::TOO_BIG,
+        _ if refused.protocol == TCP => return answer::reset(packet, &refused),
+        // Behind extension headers there is no answer.
+        _ if refused.protocol != UDP => return None,
+        _ => answer::PORT_UNREACHABLE,
+    };
+    if !environment.may_send_icmp(environment.now()) {
+        return None;
     }
+    answer::error(packet, &refused, &error, most)
 }
 
 /// Sends a packet on that has a flow. `is_first` says that the flow was opened for it just now.
 #[inline(always)]
 pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first: bool) -> Step {
-    let parsed = match parse(packet) {
+    let parsed = match parse(packet, environment) {
         Ok(parsed) => parsed,
         Err(Unparsed::Foreign) => return Step::Foreign,
-        Err(Unparsed::Refused { reason, source, destination }) => {
-            return refuse_if_ours(environment, reason, source, destination);
-        }
+        Err(Unparsed::Rest) => return Step::Rest,
+        Err(Unparsed::Control) => return Step::Control,
+        Err(Unparsed::Refused(reason)) => return Step::Unusable(reason),
     };
     let now = environment.now();
     let hash = table::hash(environment, &parsed.key);
     let found = table::find(environment, &parsed.key, hash);
-    if !found.exists() || starts_anew(environment, &parsed, &found, now) {
+    if !found.exists()
+        || !is_its(environment, &parsed, &found)
+        || starts_anew(environment, &parsed, &found, now)
+    {
         return without_flow(environment, &parsed, found.index);
     }
     if is_first {
         exchange::prepare(packet, &parsed, &found);
     }
+    if parsed.is_first_part {
+        environment.remember_part(packet, &found);
+    }
     match carry(packet, environment, &parsed, &found, is_first, now) {
-        Ok(hop) if hop.ifindex == environment.ingress() => Step::Back,
-        Ok(hop) => Step::Out(hop.port),
-        Err(reason) => Step::Refused(reason),
+        Ok(step) | Err(step) => step,
     }
 }
 
 /// Whose business a packet is that has no flow, or whose flow, with the entry `stale`, is over.
 #[inline(always)]
 fn without_flow<E: Environment>(environment: &E, parsed: &Parsed, stale: u32) -> Step {
-    let is_alone = match environment.service(&service_key(parsed)) {
+    let is_alone = match service(environment, parsed) {
         Some(service) => service.options & option::ONE_PACKET != 0,
-        None => match environment.endpoint(&sender_key(parsed)) {
+        None => match sender(environment, parsed) {
+            0 if parsed.is_first_part => return Step::ForeignPart,
             0 => return Step::Foreign,
             sender => sender & endpoint::ONE_PACKET != 0,
         },
@@ -177,17 +228,21 @@ fn without_flow<E: Environment>(environment: &E, parsed: &Parsed, stale: u32) ->
     if is_alone { Step::Alone } else { Step::Unknown(stale) }
 }
 
-/// Opens a flow for a packet that has none, or whose flow, with the entry `stale`, is over.
+/// Prepares the flow of a packet that has none, or whose flow, with the entry `stale`, is over.
 #[inline(always)]
-pub fn open<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) -> Step {
+pub fn ask<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) -> Step {
     // It was parsed before: there is a flow key.
-    let Ok(parsed) = parse(packet) else { return Step::Foreign };
-    let now = environment.now();
-    let opening = match first(environment, &parsed, stale, now) {
-        Ok(opening) => opening,
-        Err(step) => return step,
-    };
-    match open::open(environment, &opening, now) {
+    let Ok(parsed) = parse(packet, environment) else { return Step::Foreign };
+    match first(environment, &parsed, stale, environment.now()) {
+        Ok(()) => Step::Prepared,
+        Err(step) => step,
+    }
+}
+
+/// Opens the flow that was prepared.
+#[inline(always)]
+pub fn open<E: Environment>(environment: &E) -> Step {
+    match open::open(environment, environment.now()) {
         Ok(()) => Step::Known,
         Err(reason) => Step::Refused(reason),
     }
@@ -195,13 +250,8 @@ pub fn open<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) 
 
 /// What a packet opens that has no flow, or whose flow is over.
 #[inline(always)]
-fn first<'a, E: Environment>(
-    environment: &'a E,
-    parsed: &Parsed,
-    stale: u32,
-    now: u32,
-) -> Result<Opening<'a>, Step> {
-    let Some(service) = environment.service(&service_key(parsed)) else {
+fn first<E: Environment>(environment: &E, parsed: &Parsed, stale: u32, now: u32) -> Result<(), Step> {
+    let Some(service) = service(environment, parsed) else {
         return stranger(environment, parsed, now);
     };
     check_packet(parsed)?;
@@ -212,12 +262,11 @@ fn first<'a, E: Environment>(
             environment.end(&found, now);
         }
     }
-    open::ask(environment, parsed, service, now).map_err(|reason| {
+    open::ask(environment, parsed, service, now).map_err(|step| match step {
         // The other flow may be this one.
-        if matches!(reason, Reason::ReplyCollision) && is_known(environment, parsed) {
-            return Step::Known;
-        }
-        if is_answered(service, reason) { Step::Rejected(reason) } else { Step::Refused(reason) }
+        Step::Refused(Reason::ReplyCollision) if is_known(environment, parsed) => Step::Known,
+        Step::Refused(reason) if is_answered(service, reason) => Step::Rejected(reason, 0),
+        step => step,
     })
 }
 
@@ -231,16 +280,16 @@ fn is_known<E: Environment>(environment: &E, parsed: &Parsed) -> bool {
 /// port to somewhere else, or to a port of this host that clients are given. Then it answers a flow that is forgotten: a
 /// private source must not leave, and the kernel here knows nothing of it. From a data port, it is the first of its media.
 #[inline(always)]
-fn stranger<'a, E: Environment>(environment: &'a E, parsed: &Parsed, now: u32) -> Result<Opening<'a>, Step> {
-    let sender = environment.endpoint(&sender_key(parsed));
+fn stranger<E: Environment>(environment: &E, parsed: &Parsed, now: u32) -> Result<(), Step> {
+    let sender = sender(environment, parsed);
     if sender == 0 {
         return Err(Step::Foreign);
     }
-    if is_for_host(&parsed.key, environment.roles(parsed.key.destination)) {
+    if is_for_host(&parsed.key, environment.roles(&parsed.destination())) {
         return Err(Step::Foreign);
     }
     if parsed.key.protocol == TCP {
-        return Err(Step::Rejected(Reason::OrphanReply));
+        return Err(Step::Rejected(Reason::OrphanReply, 0));
     }
     if sender & endpoint::MEDIA == 0 {
         return Err(Step::Refused(Reason::OrphanReply));
@@ -270,31 +319,27 @@ pub fn is_answered(service: &Service, reason: Reason) -> bool {
 
 /// Sends a packet of a flow on.
 #[inline(always)]
-fn carry<P: Packet, E: Environment>(
+pub fn carry<P: Packet, E: Environment>(
     packet: &P,
     environment: &E,
     parsed: &Parsed,
     found: &Found,
     is_first: bool,
     now: u32,
-) -> Result<NextHop, Reason> {
+) -> Result<Step, Step> {
     check_packet(parsed)?;
     let entry = found.entry.flow();
     let direction =
         if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
-    let translation = Translation::of(entry);
+    let translation = Translation::of(environment, found);
     let (backend, via, toward_client) = (entry.backend, entry.via, entry.neighbour);
     let (service, opened) = (entry.service, entry.opened);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
-        return Err(Reason::FlowChanged);
+        return Err(Step::Refused(Reason::FlowChanged));
     }
-    let hop_index = match direction {
-        Direction::Request => MAX_PORTS + u32::from(backend),
-        Direction::Reply => u32::from(via),
-    };
-    let hop = environment.next_hop(hop_index).ok_or(Reason::NoEgress)?;
-    check(environment, parsed, &hop)?;
+    let hop = environment.next_hop(hop_index(direction, backend, via)).ok_or(Reason::NoEgress)?;
+    check(environment, parsed.length, hop)?;
 
     let neighbour = match direction {
         Direction::Request => {
@@ -303,10 +348,13 @@ fn carry<P: Packet, E: Environment>(
         }
         Direction::Reply => toward_client,
     };
+    // What the next steps look at stays: flags and numbers of TCP.
+    rewrite(parsed, &translation, neighbour, hop.source);
+    let step = leave(environment, hop);
     if entry.stamp != now {
         found.entry.set_stamp(now);
     }
-    if state::may_change(found.control, direction, parsed.tcp_flags, is_first) {
+    if !parsed.is_rest && state::may_change(found.control, direction, parsed.tcp_flags, is_first) {
         environment.advance(packet, found.index, found.control, Segment::new(parsed, direction));
     }
     if exchange::may_change(found.control, direction, parsed.payload) {
@@ -316,37 +364,54 @@ fn carry<P: Packet, E: Environment>(
     if found.control.flags() & flags::GROWN == 0 {
         profile(environment, found, service, (now as u16).wrapping_sub(opened), parsed.length);
     }
-    rewrite(parsed, &translation, neighbour, hop.source);
-    Ok(hop)
+    Ok(step)
 }
 
 /// What a packet of a service or a flow must fulfil whatever becomes of it.
 #[inline(always)]
-pub fn check_packet(parsed: &Parsed) -> Result<(), Reason> {
-    if parsed.fragmented {
-        return Err(Reason::Fragment);
-    }
-    if parsed.key.protocol == TCP && !tcp::is_possible(parsed.tcp_flags) {
-        return Err(Reason::Malformed);
+pub fn check_packet(parsed: &Parsed) -> Result<(), Step> {
+    if !parsed.is_rest {
+        if parsed.key.protocol == TCP && !tcp::is_possible(parsed.tcp_flags) {
+            return Err(Step::Refused(Reason::Malformed));
+        }
+        if parsed.key.family != family::IPV4 && parsed.key.protocol == UDP && parsed.checksum() == [0; 2] {
+            return Err(Step::Refused(Reason::NoChecksum));
+        }
     }
     if parsed.ttl <= 1 {
-        return Err(Reason::TtlExceeded);
+        return Err(Step::Rejected(Reason::TtlExceeded, 0));
     }
     Ok(())
+}
+
+/// Which next hop a packet of a flow takes.
+#[inline(always)]
+pub fn hop_index(direction: Direction, backend: BackendId, via: u16) -> u32 {
+    match direction {
+        Direction::Request => MAX_PORTS + u32::from(backend),
+        Direction::Reply => u32::from(via),
+    }
+}
+
+/// How a packet leaves that is bound for this hop.
+#[inline(always)]
+pub fn leave<E: Environment>(environment: &E, hop: &NextHop) -> Step {
+    if hop.ifindex == environment.ingress() { Step::Back } else { Step::Out(hop.port) }
 }
 
 /// What a next hop must fulfil to take the packet. If it does, the packet is bound to leave there, unless it is refused
 /// for another reason.
 #[inline(always)]
-pub fn check<E: Environment>(environment: &E, parsed: &Parsed, hop: &NextHop) -> Result<(), Reason> {
-    if parsed.length <= hop.mtu {
+pub fn check<E: Environment>(environment: &E, length: u32, hop: &NextHop) -> Result<(), Step> {
+    if length <= u32::from(hop.mtu) {
         let has_way = hop.ifindex == environment.ingress() || environment.redirect(hop.port);
-        return if has_way { Ok(()) } else { Err(Reason::NoEgress) };
+        return if has_way { Ok(()) } else { Err(Step::Refused(Reason::NoEgress)) };
     }
     if hop.mtu != 0 {
-        return Err(Reason::TooBig);
+        return Err(Step::Rejected(Reason::TooBig, hop.mtu));
     }
-    Err(if hop.unusable == Reason::NoNeighbour as u32 { Reason::NoNeighbour } else { Reason::NoEgress })
+    let is_silent = hop.unusable == Reason::NoNeighbour as u32;
+    Err(Step::Refused(if is_silent { Reason::NoNeighbour } else { Reason::NoEgress }))
 }
 
 /// Whether the packet must be treated as if its flow were not there: it has expired, or it was closed and this
@@ -358,39 +423,57 @@ fn starts_anew<E: Environment>(environment: &E, parsed: &Parsed, found: &Found, 
     reopens || table::is_expired(environment, found, now)
 }
 
-/// The service that a packet is to, if there is one.
+/// Whether a packet is of the flow whose key it has: with IPv6, another's may have the same digests.
 #[inline(always)]
-pub fn service_key(parsed: &Parsed) -> ServiceKey {
+pub fn is_its<E: Environment>(environment: &E, parsed: &Parsed, found: &Found) -> bool {
+    if parsed.key.family == family::IPV4 {
+        return true;
+    }
+    let Some(addresses) = environment.addresses(found.index) else { return false };
+    // SAFETY: valid and aligned. What another CPU writes meanwhile shows in the control word's sequence.
+    (0..4).all(|word| parsed.address_word(word) == unsafe { addresses.cast::<u64>().add(word).read() })
+}
+
+/// The service that a packet is for.
+#[inline(always)]
+pub fn service<'a, E: Environment>(environment: &'a E, parsed: &Parsed) -> Option<&'a Service> {
+    let service = environment.service(&service_key(&parsed.key))?;
+    let is_it = parsed.key.family == family::IPV4 || service.address == parsed.destination();
+    is_it.then_some(service)
+}
+
+/// What clients with this flow key talk to.
+#[inline(always)]
+pub fn service_key(key: &FlowKey) -> ServiceKey {
     ServiceKey {
-        address: parsed.key.destination,
-        port: parsed.key.destination_port,
-        protocol: parsed.key.protocol,
-        reserved: 0,
+        address: key.destination,
+        port: key.destination_port,
+        protocol: key.protocol,
+        family: key.family,
     }
 }
 
-/// The endpoint that a packet is from, if it is a backend's.
+/// Who answers from where a packet comes from: of `endpoint::*`; 0 = nobody.
 #[inline(always)]
-pub fn sender_key(parsed: &Parsed) -> ServiceKey {
-    ServiceKey {
+pub fn sender<E: Environment>(environment: &E, parsed: &Parsed) -> u32 {
+    let key = ServiceKey {
         address: parsed.key.source,
         port: parsed.key.source_port,
         protocol: parsed.key.protocol,
-        reserved: 0,
-    }
+        family: parsed.key.family,
+    };
+    let sender = environment.endpoint(&key);
+    let is_it = sender == 0
+        || parsed.key.family == family::IPV4
+        || environment.roles(&parsed.source()) & role::BACKEND != 0;
+    if is_it { sender } else { 0 }
 }
 
-/// A packet without a flow key is dropped only where it can only have been meant for us.
+/// Whether a packet without a flow key can only have been meant for us.
 #[inline(always)]
-fn refuse_if_ours<E: Environment>(
-    environment: &E,
-    reason: Reason,
-    source: [u8; 4],
-    destination: [u8; 4],
-) -> Step {
-    let is_ours =
-        environment.roles(destination) & role::SERVICE != 0 || environment.roles(source) & role::BACKEND != 0;
-    if is_ours { Step::Refused(reason) } else { Step::Foreign }
+pub fn is_ours<P: Packet, E: Environment>(packet: &P, environment: &E) -> bool {
+    let Some([source, destination]) = addresses(packet) else { return false };
+    environment.roles(&destination) & role::SERVICE != 0 || environment.roles(&source) & role::BACKEND != 0
 }
 
 /// Sends replies where the last request came from.
@@ -403,19 +486,24 @@ fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found
             | u64::from(source.cast::<u16>().add(2).read_unaligned()) << 32
     };
     let word = client | u64::from(environment.ingress() as u16) << 48;
-    if found.entry.client_side() == word {
-        return;
+    if found.entry.client_side() != word {
+        environment.move_client(found, word);
     }
+}
+
+/// Notes that the requests of a flow come from another side now: its MAC in the low 48 bits, and the interface.
+#[inline(always)]
+pub fn move_client<E: Environment>(environment: &E, found: &Found, word: u64) {
     let Some(port) = environment.port(environment.ingress()) else { return };
     found.entry.set_client_side(word);
     if let Some((twin, _)) = table::twin(environment, found) {
-        twin.set_client_side(client | u64::from(port) << 48);
+        twin.set_client_side(word << 16 >> 16 | u64::from(port) << 48);
     }
 }
 
 /// Counts a packet towards the flow's backend.
 #[inline(always)]
-pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Direction, bytes: u16) {
+pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Direction, bytes: u32) {
     let Some(counters) = environment.counters(backend) else { return };
     // SAFETY: counters are valid, aligned, and this CPU's own.
     let counters = unsafe { &mut *counters };
@@ -430,7 +518,7 @@ pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Dir
 
 /// Counts a packet by the age of its flow, as long as that is young.
 #[inline(always)]
-fn profile<E: Environment>(environment: &E, found: &Found, service: ServiceId, age: u16, bytes: u16) {
+fn profile<E: Environment>(environment: &E, found: &Found, service: ServiceId, age: u16, bytes: u32) {
     // The clock of the CPU that opened the flow may be ahead by a little.
     let age = if age > u16::MAX - 16 { 0 } else { u32::from(age) };
     if age > environment.profiled_age() {
@@ -456,7 +544,7 @@ fn grow<E: Environment>(environment: &E, found: &Found) {
 
 /// Adds a packet.
 #[inline(always)]
-pub fn add(traffic: &mut Traffic, bytes: u16) {
+pub fn add(traffic: &mut Traffic, bytes: u32) {
     traffic.packets = traffic.packets.wrapping_add(1);
     traffic.bytes = traffic.bytes.wrapping_add(u64::from(bytes));
 }

@@ -2,42 +2,57 @@
 
 use core::ptr;
 
-use balancer_common::{FlowEntry, FlowKey, UDP};
+use balancer_common::{FlowKey, UDP, family, mapped};
+use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::{
+    Environment,
     checksum::{self, Delta},
     parse::Parsed,
     source::Source,
+    table::Found,
 };
 
 /// What a direction of a flow makes of its packets: the entry's part of the rewrite, copied out of the table.
 pub struct Translation {
-    addresses: [[u8; 4]; 2],
+    /// Source and destination; of IPv4, in the low half of the first word each.
+    addresses: [[u64; 2]; 2],
     ports: [[u8; 2]; 2],
     ip_delta: u16,
     l4_delta: u16,
 }
 
 impl Translation {
-    /// The entry's translation.
+    /// The translation of an entry, by its family.
     #[inline(always)]
-    pub fn of(entry: &FlowEntry) -> Translation {
+    pub fn of<E: Environment>(environment: &E, found: &Found) -> Translation {
+        let entry = found.entry.flow();
+        let mut addresses = [entry.new_source, entry.new_destination]
+            .map(|address| [u64::from(u32::from_ne_bytes(address)), 0]);
+        if entry.key.family != family::IPV4
+            && let Some(whole) = environment.addresses(found.index)
+        {
+            // SAFETY: valid and aligned. What another CPU writes meanwhile shows in the control word's sequence.
+            let whole = unsafe { &*whole };
+            addresses = [bytemuck::cast(whole.new_source), bytemuck::cast(whole.new_destination)];
+        }
         Translation {
-            addresses: [entry.new_source, entry.new_destination],
+            addresses,
             ports: [entry.new_source_port, entry.new_destination_port],
             ip_delta: entry.ip_delta,
             l4_delta: entry.l4_delta,
         }
     }
 
-    /// That of a single datagram, which leaves with this source and this destination.
+    /// That of a single datagram of IPv4, which leaves with this source and this destination.
     #[inline(always)]
     pub fn new(key: &FlowKey, source: Source, destination: Source) -> Translation {
         let addresses = Delta::default()
-            .address(key.source, source.address)
-            .address(key.destination, destination.address);
+            .address(&mapped(key.source), &mapped(source.address))
+            .address(&mapped(key.destination), &mapped(destination.address));
         Translation {
-            addresses: [source.address, destination.address],
+            addresses: [source.address, destination.address]
+                .map(|address| [u64::from(u32::from_ne_bytes(address)), 0]),
             ports: [source.port, destination.port],
             ip_delta: addresses.and(Delta::TTL).fold(),
             l4_delta: addresses
@@ -48,20 +63,32 @@ impl Translation {
     }
 }
 
-/// Writes MACs, addresses, ports, TTL − 1 and both checksums. The frame must have been parsed as `parsed`, with
+/// Writes MACs, addresses, TTL − 1 and the checksums, and the ports where there are any. The frame must have been parsed as `parsed`, with
 /// a TTL above 1.
 #[inline(always)]
 pub fn rewrite(parsed: &Parsed, translation: &Translation, neighbour: [u8; 6], source: [u8; 6]) {
     let Parsed { ethernet, ip, ports, checksum, .. } = *parsed;
-    // SAFETY: `parse` checked that all four lie in the frame; network-types' headers and byte arrays need no
+    let [from, to] = translation.addresses;
+    // SAFETY: `parse` checked that all of them lie in the frame; network-types' headers and byte arrays need no
     // more alignment than the even address that Ethernet's 14 bytes give.
     unsafe {
         (*ethernet).dst_addr = neighbour;
         (*ethernet).src_addr = source;
-        (*ip).ttl = parsed.ttl - 1;
-        (*ip).check = checksum::update((*ip).check, translation.ip_delta);
-        (*ip).src_addr = translation.addresses[0];
-        (*ip).dst_addr = translation.addresses[1];
+        if parsed.key.family == family::IPV4 {
+            let ip: *mut Ipv4Hdr = ip.cast();
+            (*ip).ttl = parsed.ttl - 1;
+            (*ip).check = checksum::update((*ip).check, translation.ip_delta);
+            (*ip).src_addr = (from[0] as u32).to_ne_bytes();
+            (*ip).dst_addr = (to[0] as u32).to_ne_bytes();
+        } else {
+            let ip: *mut Ipv6Hdr = ip.cast();
+            (*ip).hop_limit = parsed.ttl - 1;
+            (*ip).src_addr = bytemuck::cast(from);
+            (*ip).dst_addr = bytemuck::cast(to);
+        }
+        if parsed.is_rest {
+            return;
+        }
         let [[s0, s1], [d0, d1]] = translation.ports;
         ptr::write_unaligned(ports, [s0, s1, d0, d1]);
         if let Some(sum) = l4_checksum(parsed.key.protocol, *checksum, translation.l4_delta) {

@@ -1,28 +1,32 @@
 //! Loops that stay loops.
 
-/// So many rounds, of a number that the compiler does not know: it would unroll the loop, which costs stack and the
+/// So many rounds, numbered from 0, of a number that the compiler does not know: it would unroll the loop, which costs stack and the
 /// verifier's patience. The verifier knows the number.
 #[derive(Clone, Copy)]
-pub struct Rounds(usize);
+pub struct Rounds {
+    next: usize,
+    end: usize,
+}
 
 impl Rounds {
     /// So many.
     #[inline(always)]
     pub const fn new(count: usize) -> Rounds {
-        Rounds(count)
+        Rounds { next: 0, end: count }
     }
 }
 
 impl Iterator for Rounds {
-    type Item = ();
+    type Item = usize;
 
     #[inline(always)]
-    fn next(&mut self) -> Option<()> {
-        if self.0 == 0 {
+    fn next(&mut self) -> Option<usize> {
+        let round = self.next;
+        if round >= self.end {
             return None;
         }
-        self.0 = hidden(self.0 - 1);
-        Some(())
+        self.next = hidden(round + 1);
+        Some(round)
     }
 }
 

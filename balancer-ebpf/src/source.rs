@@ -1,12 +1,12 @@
 //! Where the packets of a flow come from, as its backend sees them: the client itself, or an address and port of ours where
 //! the replies would not come through here otherwise, or could not be told from those of another flow.
 
-use balancer_common::{Backend, FIRST_SNAT_PORT, FlowKey, Reason};
+use balancer_common::{Address, Backend, FIRST_SNAT_PORT, FlowKey, Reason, family, unmapped};
 
-use crate::{Environment, table};
+use crate::{Environment, persist::leading, rounds::Rounds, table};
 
 /// How many ports a flow tries whose source is translated.
-const PORT_TRIES: u64 = 8;
+const PORT_TRIES: usize = 8;
 /// How many ports there are for that.
 const PORTS: u64 = (1 << 16) - FIRST_SNAT_PORT as u64;
 
@@ -14,7 +14,7 @@ const PORTS: u64 = (1 << 16) - FIRST_SNAT_PORT as u64;
 #[derive(Clone, Copy)]
 #[repr(align(8))]
 pub struct Source {
-    /// Address, network order.
+    /// Address, as keys have it.
     pub address: [u8; 4],
     /// Port, network order.
     pub port: [u8; 2],
@@ -28,13 +28,25 @@ impl Source {
     }
 }
 
-/// The key of a flow's replies.
+/// An address as keys of this family have it.
 #[inline(always)]
-pub fn reply_key(key: &FlowKey, backend: &Backend, source: Source) -> FlowKey {
+pub fn short<E: Environment>(environment: &E, family: u8, address: &Address) -> [u8; 4] {
+    if family == family::IPV4 { unmapped(address) } else { table::digest(address, environment.seed()) }
+}
+
+/// The key of a flow's replies: from this port of the backend.
+#[inline(always)]
+pub fn reply_key<E: Environment>(
+    environment: &E,
+    key: &FlowKey,
+    backend: &Backend,
+    port: [u8; 2],
+    source: Source,
+) -> FlowKey {
     FlowKey {
-        source: backend.address,
+        source: short(environment, key.family, &backend.address),
         destination: source.address,
-        source_port: backend.port,
+        source_port: port,
         destination_port: source.port,
         ..*key
     }
@@ -42,9 +54,8 @@ pub fn reply_key(key: &FlowKey, backend: &Backend, source: Source) -> FlowKey {
 
 /// Whether the client is on the network that the backend's replies would reach past us.
 #[inline(always)]
-pub fn is_near(key: &FlowKey, backend: &Backend) -> bool {
-    let [client, address, mask] = [key.source, backend.address, backend.snat_mask].map(u32::from_ne_bytes);
-    (client ^ address) & mask == 0
+pub fn is_near(client: &Address, backend: &Backend) -> bool {
+    leading(client, backend.snat_prefix) == leading(&backend.address, backend.snat_prefix)
 }
 
 /// A source of ours whose replies no other flow has, nor had a short while ago: its port.
@@ -57,10 +68,12 @@ pub fn give<E: Environment>(
 ) -> Result<[u8; 2], Reason> {
     // The time is in it, so that a client that comes again from the same port does not meet the ports that rest since.
     let [a, b, c, _] = now.to_le_bytes();
-    let lot = table::mix(&FlowKey { reserved: [a, b, c], ..*key }, environment.seed());
-    for attempt in 0..PORT_TRIES {
-        let source = Source { address: backend.snat_address, port: candidate(lot, attempt) };
-        let reply = reply_key(key, backend, source);
+    let key_now = FlowKey { family: a, reserved: [b, c], ..*key };
+    let lot = table::mix(bytemuck::cast(key_now), environment.seed());
+    let address = short(environment, key.family, &backend.snat_address);
+    for attempt in Rounds::new(PORT_TRIES) {
+        let source = Source { address, port: candidate(lot, attempt as u64) };
+        let reply = reply_key(environment, key, backend, backend.port, source);
         let over = table::find(environment, &reply, table::hash(environment, &reply));
         if !over.exists() {
             return Ok(source.port);
@@ -76,7 +89,7 @@ pub fn give<E: Environment>(
 /// One of `PORTS` ports, another for each attempt.
 #[inline(always)]
 fn candidate(lot: u64, attempt: u64) -> [u8; 2] {
-    let step = 1 + (lot & 0xffff) % (PORTS / PORT_TRIES);
+    let step = 1 + (lot & 0xffff) % (PORTS / PORT_TRIES as u64);
     let place = ((lot >> 16) + attempt * step) % PORTS;
     (FIRST_SNAT_PORT + place as u16).to_be_bytes()
 }

@@ -242,7 +242,7 @@ pub fn advance<P: Packet, E: Environment>(
         taken_back = !(resets(other.control().state()) | by(segment.direction));
     }
     let (mut index, mut sequence) = (index, control.sequence());
-    for () in Rounds::new(2) {
+    for _ in Rounds::new(2) {
         let Some(entry) = table::entry_at(environment, index) else { return };
         advance_entry(environment, (entry, index), sequence, segment, taken_back);
         (index, sequence, taken_back) = (other_index, other_sequence, 0);
@@ -281,7 +281,7 @@ fn advance_entry<E: Environment>(
     segment: Segment,
     taken_back: u8,
 ) {
-    for () in Rounds::new(table::TRIES) {
+    for _ in Rounds::new(table::TRIES) {
         let before = entry.control();
         if !before.is_live() || before.sequence() != sequence {
             return;
@@ -335,7 +335,7 @@ fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, control: Co
     } else {
         (flow.new_source, flow.new_source_port)
     };
-    let key = ServiceKey { address, port, protocol: flow.key.protocol, reserved: 0 };
+    let key = ServiceKey { address, port, protocol: flow.key.protocol, family: flow.key.family };
     // Without the service, which is no more, things stay as they are.
     let mut timeouts = u64::from(flow.timeout) * 0x1_0001_0001;
     if let Some(service) = environment.service(&key) {
@@ -344,7 +344,7 @@ fn settle<E: Environment>(environment: &E, entry: Entry, index: u32, control: Co
             | u64::from(service.closing_timeout) << 32;
     }
     let mut now = control;
-    for () in Rounds::new(table::TRIES) {
+    for _ in Rounds::new(table::TRIES) {
         let company = COMPANIES >> (u64::from(now.0 & 15) * 4);
         table::protect(environment, index, company & 8 != 0);
         if entry.control().sequence() == control.sequence() {

@@ -11,7 +11,7 @@ mod seats;
 mod status;
 mod sweep;
 
-use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
@@ -22,10 +22,11 @@ use bytemuck::Zeroable as _;
 use self::{
     generations::Generations,
     search::Searches,
-    seats::{LiveBackend, LiveService},
+    seats::{LiveBackend, LiveService, front},
     sweep::Walk,
 };
 use crate::{
+    address,
     api::InterfaceStatus,
     balance::{Member, Observation, Taken},
     clock::Monotonic,
@@ -55,10 +56,10 @@ pub struct Controller {
     profiles: Vec<AgeProfile>,
     network: Network,
     /// The roles of addresses, and the endpoints of backends, as written.
-    roles: BTreeMap<Ipv4Addr, u32>,
+    roles: BTreeMap<IpAddr, u32>,
     endpoints: BTreeMap<[u8; 8], u32>,
     /// The services, and the data ports of those that have some, as written.
-    keys: BTreeMap<[u8; 8], [u8; 16]>,
+    keys: BTreeMap<[u8; 8], [u8; 32]>,
     walk: Walk,
     started: Monotonic,
     selected: Monotonic,
@@ -112,7 +113,7 @@ impl Controller {
     ///
     /// When there is no room beside what is still draining: then nothing was changed. When the kernel refuses.
     fn apply(&mut self, now: Monotonic, config: &Config) -> Result<()> {
-        let left = self.services.iter().map(|service| (service.config.key(), service.id)).collect();
+        let left = self.services.iter().map(|service| (front(&service.config), service.id)).collect();
         self.apply_after(now, config, left)
     }
 
@@ -137,9 +138,9 @@ impl Controller {
     }
 
     /// The addresses of the backends, each once.
-    pub fn backend_addresses(&self) -> Vec<Ipv4Addr> {
+    pub fn backend_addresses(&self) -> Vec<IpAddr> {
         let mut addresses: Vec<_> =
-            self.backends.iter().flatten().map(|backend| *backend.endpoint.ip()).collect();
+            self.backends.iter().flatten().map(|backend| backend.endpoint.ip()).collect();
         addresses.sort_unstable();
         addresses.dedup();
         addresses
@@ -181,12 +182,12 @@ impl Controller {
         let names: Vec<&str> = self.daemon.interfaces.iter().map(|name| name.as_str()).collect();
         for (id, backend) in (0..).zip(&mut self.backends) {
             let Some(backend) = backend else { continue };
-            let hop = self.network.next_hop(*backend.endpoint.ip(), &names);
+            let hop = self.network.next_hop(backend.endpoint.ip(), &names);
             if backend.hop != Some(hop) {
                 self.datapath.set_next_hop(MAX_PORTS + id, &hop);
                 backend.hop = Some(hop);
             }
-            backend.source = self.network.source(*backend.endpoint.ip());
+            backend.source = self.network.source(backend.endpoint.ip());
             backend.unreachable_since = (hop.mtu == 0).then(|| backend.unreachable_since.unwrap_or(now));
         }
     }
@@ -212,12 +213,12 @@ impl Controller {
 
     /// Writes what the addresses are that packets without a flow are judged by.
     fn set_roles(&mut self) -> Result<()> {
-        let mut roles: BTreeMap<Ipv4Addr, u32> = BTreeMap::new();
+        let mut roles: BTreeMap<IpAddr, u32> = BTreeMap::new();
         for service in &self.services {
-            *roles.entry(*service.config.address.ip()).or_default() |= role::SERVICE;
+            *roles.entry(service.config.address.ip()).or_default() |= role::SERVICE;
         }
         for backend in self.backends.iter().flatten() {
-            *roles.entry(*backend.endpoint.ip()).or_default() |= role::BACKEND;
+            *roles.entry(backend.endpoint.ip()).or_default() |= role::BACKEND;
             if let Some(source) = backend.given_source() {
                 *roles.entry(source.address).or_default() |= role::SNAT;
             }
@@ -227,12 +228,12 @@ impl Controller {
         }
         for address in self.roles.keys().filter(|address| !roles.contains_key(address)) {
             self.datapath
-                .set_roles(address.octets(), 0)
+                .set_roles(address::to_wire(*address), 0)
                 .with_context(|| format!("forget address {address}"))?;
         }
         for (address, role) in roles.iter().filter(|(address, role)| self.roles.get(address) != Some(role)) {
             self.datapath
-                .set_roles(address.octets(), *role)
+                .set_roles(address::to_wire(*address), *role)
                 .with_context(|| format!("write address {address}"))?;
         }
         self.roles = roles;

@@ -1,5 +1,6 @@
 //! The controller: reads what the XDP program counted, chooses, and writes the selection rings.
 
+pub mod address;
 pub mod api;
 pub mod attach;
 pub mod balance;

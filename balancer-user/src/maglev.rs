@@ -4,16 +4,30 @@
 //! The order of a backend depends on its identity alone, so that balancers with the same backends agree, and one that
 //! leaves moves few flows of the others.
 
+use std::net::SocketAddr;
+
 /// Slots of a table: the largest prime that fits into a half of a selection ring.
 pub const SLOTS: usize = 4093;
 
 /// A backend that may take flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// What tells it from others for good: address and port, say, in network order.
+    /// What tells it from others for good: see [`identity`].
     pub identity: u64,
     /// 1 to 100; 0 takes no slot.
     pub weight: u8,
+}
+
+/// What tells a backend from others, on every balancer alike: its address and port.
+pub fn identity(endpoint: SocketAddr) -> u64 {
+    let port = u64::from(endpoint.port());
+    match endpoint {
+        SocketAddr::V4(endpoint) => u64::from(endpoint.ip().to_bits()) << 16 | port,
+        SocketAddr::V6(endpoint) => {
+            let bits = endpoint.ip().to_bits();
+            [(bits >> 64) as u64, bits as u64, port].into_iter().fold(0, |hash, word| mix(hash ^ word))
+        }
+    }
 }
 
 /// For each slot, the index of the candidate that owns it; empty when no weight is above 0.
@@ -141,6 +155,22 @@ mod tests {
                     "{moved} of {SLOTS} moved, {gone} of {count} left"
                 );
             }
+        }
+    }
+
+    /// Balancers that were built at different times must agree.
+    #[test]
+    fn the_identity_of_a_backend_is_fixed() {
+        let identity = |text: &str| identity(text.parse().unwrap());
+        assert_eq!(identity("10.0.2.11:8080"), 0x0a00_020b_1f90);
+        let ipv6 = [
+            ("[2001:db8:2::11]:8080", 0x52f1_9d98_e556_390c),
+            ("[2001:db8:2::11]:8081", 0xe839_f227_a9ce_4727),
+            ("[2001:db8:2::12]:8080", 0x9f4f_55b0_9369_26aa),
+            ("[2001:db8:3::11]:8080", 0x1121_810b_3dfc_f7e8),
+        ];
+        for (text, expected) in ipv6 {
+            assert_eq!(identity(text), expected, "{text}");
         }
     }
 

@@ -1,10 +1,6 @@
 //! The kernel's links, routes and neighbours, by rtnetlink: read once, then followed.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use futures_util::{StreamExt as _, TryStreamExt as _};
@@ -12,16 +8,19 @@ use rtnetlink::{
     Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection,
     packet_core::{NetlinkMessage, NetlinkPayload},
     packet_route::{
-        AddressFamily, RouteNetlinkMessage,
+        RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkXdp, XdpAttached},
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
-        route::{RouteAddress, RouteAttribute, RouteType},
+        route::{RouteAddress, RouteAttribute, RouteType, RouteVia},
     },
 };
 use tokio::sync::{mpsc, watch};
 
-use crate::network::{Link, LocalAddress, Neighbour, Network, Route, XdpAttachment};
+use crate::{
+    address,
+    network::{Link, LocalAddress, Neighbour, Network, Route, XdpAttachment},
+};
 
 /// How long changes are gathered before the tables are read again.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -47,6 +46,8 @@ impl Netlink {
             MulticastGroup::Neigh,
             MulticastGroup::Ipv4Route,
             MulticastGroup::Ipv4Ifaddr,
+            MulticastGroup::Ipv6Route,
+            MulticastGroup::Ipv6Ifaddr,
         ];
         let (connection, handle, events) =
             new_multicast_connection(&groups).context("open a netlink socket")?;
@@ -55,7 +56,7 @@ impl Netlink {
     }
 
     /// Reads all tables, with the routes to `addresses`.
-    pub async fn read(&self, addresses: &[Ipv4Addr]) -> Result<Network> {
+    pub async fn read(&self, addresses: &[IpAddr]) -> Result<Network> {
         let mut network = Network {
             links: self.links().await?,
             addresses: self.addresses().await?,
@@ -71,7 +72,7 @@ impl Netlink {
     }
 
     /// Asks the kernel to find or confirm the MACs on the way to `addresses`.
-    pub async fn confirm(&self, network: &Network, addresses: &[Ipv4Addr]) {
+    pub async fn confirm(&self, network: &Network, addresses: &[IpAddr]) {
         for route in network.unconfirmed(addresses) {
             self.ask_for(route.ifindex, route.neighbour).await;
         }
@@ -95,7 +96,7 @@ impl Netlink {
     /// asks for the `neighbours` that it is told, each an interface and an address.
     pub async fn follow(
         mut self,
-        mut addresses: watch::Receiver<Vec<Ipv4Addr>>,
+        mut addresses: watch::Receiver<Vec<IpAddr>>,
         mut neighbours: mpsc::Receiver<(u32, Ipv4Addr)>,
         network: watch::Sender<Network>,
     ) -> Result<()> {
@@ -194,12 +195,16 @@ impl Netlink {
         let messages: Vec<_> = request.execute().try_collect().await.context("read the host's addresses")?;
         let of_message = |message: AddressMessage| {
             let (prefix, ifindex) = (message.header.prefix_len, message.header.index);
-            message.attributes.into_iter().find_map(|attribute| match attribute {
-                AddressAttribute::Local(IpAddr::V4(address)) => {
-                    Some(LocalAddress { address, prefix, ifindex })
-                }
+            // Where the link has another end, `Address` is that one's.
+            let local = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Local(address) => Some(*address),
                 _ => None,
-            })
+            });
+            let any = message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Address(address) => Some(*address),
+                _ => None,
+            });
+            local.or(any).map(|address| LocalAddress { address, prefix, ifindex })
         };
         let mut addresses: Vec<LocalAddress> = messages.into_iter().filter_map(of_message).collect();
         addresses.sort_unstable();
@@ -207,15 +212,18 @@ impl Netlink {
         Ok(addresses)
     }
 
-    async fn neighbours(&self) -> Result<HashMap<(u32, Ipv4Addr), Neighbour>> {
-        let request = self.handle.neighbours().get().set_address_family(AddressFamily::Inet);
+    async fn neighbours(&self) -> Result<HashMap<(u32, IpAddr), Neighbour>> {
+        let request = self.handle.neighbours().get();
         let messages: Vec<_> = request.execute().try_collect().await.context("read the neighbours")?;
         Ok(messages.into_iter().filter_map(neighbour).collect())
     }
 
     /// Where the kernel would send a packet for `address`; `None` when it would not send it on.
-    async fn route(&self, address: Ipv4Addr) -> Option<Route> {
-        let request = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(address, 32).build();
+    async fn route(&self, address: IpAddr) -> Option<Route> {
+        let request = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(address, address::width(address))
+            .ok()?
+            .build();
         let answer = self.handle.route().get(request).execute().try_next().await.ok()??;
         if answer.header.kind != RouteType::Unicast {
             return None;
@@ -224,12 +232,21 @@ impl Netlink {
         for attribute in answer.attributes {
             match attribute {
                 RouteAttribute::Oif(index) => route.ifindex = index,
-                RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => route.neighbour = gateway,
-                RouteAttribute::PrefSource(RouteAddress::Inet(source)) => route.source = Some(source),
+                RouteAttribute::Gateway(gateway) => route.neighbour = ip(&gateway)?,
+                RouteAttribute::Via(RouteVia::Inet6(gateway)) => route.neighbour = gateway.into(),
+                RouteAttribute::PrefSource(source) => route.source = ip(&source),
                 _ => {}
             }
         }
         (route.ifindex != 0).then_some(route)
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
     }
 }
 
@@ -247,14 +264,17 @@ fn attachment(attributes: &[LinkXdp]) -> Option<XdpAttachment> {
     (program != 0).then_some(XdpAttachment { is_generic, program })
 }
 
-fn neighbour(message: NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> {
+fn neighbour(message: NeighbourMessage) -> Option<((u32, IpAddr), Neighbour)> {
     let state = message.header.state;
     let mut address = None;
     let mut mac = None;
     for attribute in message.attributes {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(destination)) => {
-                address = Some(destination)
+                address = Some(IpAddr::V4(destination));
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(destination)) => {
+                address = Some(IpAddr::V6(destination));
             }
             NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.try_into().ok(),
             _ => {}

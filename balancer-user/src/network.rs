@@ -1,9 +1,11 @@
 //! Where frames leave: from the kernel's links, routes and neighbours to the next hops of the XDP program. Plain
 //! functions of values; `netlink` gets the values.
 
-use std::{collections::HashMap, net::Ipv4Addr};
+use std::{collections::HashMap, net::IpAddr};
 
 use balancer_common::{NextHop, Reason};
+
+use crate::{address, prefix::Prefix};
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,16 +39,16 @@ pub struct Route {
     /// The interface it leaves by.
     pub ifindex: u32,
     /// The neighbour it goes to: the gateway, or the destination itself.
-    pub neighbour: Ipv4Addr,
+    pub neighbour: IpAddr,
     /// The address of this host that it would come from.
-    pub source: Option<Ipv4Addr>,
+    pub source: Option<IpAddr>,
 }
 
 /// An address of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LocalAddress {
     /// The address.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// How many of its leading bits are its network's.
     pub prefix: u8,
     /// The interface that it is on.
@@ -57,10 +59,10 @@ pub struct LocalAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The address that this host itself would talk to the backend from.
-    pub address: Ipv4Addr,
-    /// The mask of the network that both are on, whose clients the backend answers past this host; all ones when they
-    /// share none.
-    pub mask: Ipv4Addr,
+    pub address: IpAddr,
+    /// The network that both are on, whose clients the backend answers past this host: how many leading bits of the backend's
+    /// address it is, of 128 in either family; all when they share none.
+    pub prefix: u8,
 }
 
 /// What the kernel knows of a neighbour.
@@ -80,9 +82,9 @@ pub struct Network {
     /// This host's own addresses.
     pub addresses: Vec<LocalAddress>,
     /// Routes to the addresses that were asked for; no entry = no way there.
-    pub routes: HashMap<Ipv4Addr, Route>,
+    pub routes: HashMap<IpAddr, Route>,
     /// Neighbours by interface and address.
-    pub neighbours: HashMap<(u32, Ipv4Addr), Neighbour>,
+    pub neighbours: HashMap<(u32, IpAddr), Neighbour>,
 }
 
 impl Network {
@@ -92,7 +94,7 @@ impl Network {
     }
 
     /// How the program gets a packet to `address`; `ports` are the configured interfaces' names, by port number.
-    pub fn next_hop(&self, address: Ipv4Addr, ports: &[&str]) -> NextHop {
+    pub fn next_hop(&self, address: IpAddr, ports: &[&str]) -> NextHop {
         let unusable = |reason: Reason| NextHop { unusable: reason as u32, ..bytemuck::Zeroable::zeroed() };
         let Some(route) = self.routes.get(&address) else { return unusable(Reason::NoEgress) };
         let Some(link) = self.links.iter().find(|link| link.index == route.ifindex) else {
@@ -109,22 +111,22 @@ impl Network {
 
     /// What clients of a backend at `address` may be given as their source; `None` while there is no way to it, or no
     /// address to come from.
-    pub fn source(&self, address: Ipv4Addr) -> Option<Source> {
+    pub fn source(&self, address: IpAddr) -> Option<Source> {
         let route = self.routes.get(&address)?;
         let own = route.source.filter(|own| !own.is_unspecified() && !own.is_loopback())?;
         let is_on_link = route.neighbour == address;
-        let mask_of = |local: &LocalAddress| u32::MAX.checked_shl(32 - u32::from(local.prefix)).unwrap_or(0);
         let is_shared = |local: &&LocalAddress| {
-            let difference = u32::from(local.address) ^ u32::from(address);
-            is_on_link && local.ifindex == route.ifindex && difference & mask_of(local) == 0
+            let network = Prefix::of(local.address, local.prefix);
+            is_on_link && local.ifindex == route.ifindex && network.contains(address)
         };
+        let shared = self.addresses.iter().filter(is_shared);
         // Of several networks the widest.
-        let mask = self.addresses.iter().filter(is_shared).map(mask_of).min().unwrap_or(u32::MAX);
-        Some(Source { address: own, mask: mask.into() })
+        let widest = shared.map(|local| local.prefix).min().unwrap_or(address::width(address));
+        Some(Source { address: own, prefix: address::length_on_wire(address, widest) })
     }
 
     /// The neighbours on the way to `addresses` whose MACs the kernel must be asked to find or confirm.
-    pub fn unconfirmed(&self, addresses: &[Ipv4Addr]) -> Vec<Route> {
+    pub fn unconfirmed(&self, addresses: &[IpAddr]) -> Vec<Route> {
         let routes = addresses.iter().filter_map(|address| self.routes.get(address)).copied();
         let is_confirmed = |route: &Route| {
             let neighbour = self.neighbours.get(&(route.ifindex, route.neighbour));
@@ -151,13 +153,15 @@ pub fn port_hop(link: &Link, port: u16) -> Option<NextHop> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
 
-    const BACKEND: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 11);
-    const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 1);
+    const BACKEND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 11));
+    const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 1));
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
-    const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 7);
+    const OWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 7));
     const ROUTE: Route = Route { ifindex: 5, neighbour: GATEWAY, source: Some(OWN_ADDRESS) };
 
     fn network() -> Network {
@@ -200,34 +204,57 @@ mod tests {
     #[test]
     fn clients_are_given_this_hosts_address_towards_the_backend() {
         let direct = Route { neighbour: BACKEND, ..ROUTE };
-        let local = |address: [u8; 4], prefix: u8, ifindex: u32| LocalAddress {
-            address: address.into(),
+        let local = |address: &str, prefix: u8, ifindex: u32| LocalAddress {
+            address: address.parse().unwrap(),
             prefix,
             ifindex,
         };
-        let near = local([10, 0, 2, 7], 24, 5);
-        type Row<'a> = (Option<Route>, &'a [LocalAddress], Option<[u8; 4]>);
-        let rows: [Row<'_>; 11] = [
-            (Some(direct), &[near], Some([255, 255, 255, 0])),
-            (Some(direct), &[local([10, 0, 2, 7], 25, 5)], Some([255, 255, 255, 128])),
-            (Some(direct), &[near, local([10, 0, 7, 1], 16, 5)], Some([255, 255, 0, 0])),
-            (Some(direct), &[local([10, 0, 2, 7], 0, 5)], Some([0; 4])),
-            // Behind a gateway, on another interface, and by a route to an interface alone.
-            (Some(ROUTE), &[near], Some([255; 4])),
-            (Some(direct), &[local([10, 0, 2, 7], 24, 6)], Some([255; 4])),
-            (Some(direct), &[local([10, 0, 3, 7], 24, 5), local([10, 0, 2, 7], 32, 5)], Some([255; 4])),
+        let near = local("10.0.2.7", 24, 5);
+        type Row<'a> = (Option<Route>, &'a [LocalAddress], Option<u8>);
+        let rows: [Row<'_>; 12] = [
+            (Some(direct), &[near], Some(120)),
+            (Some(direct), &[local("10.0.2.7", 25, 5)], Some(121)),
+            (Some(direct), &[near, local("10.0.7.1", 16, 5)], Some(112)),
+            (Some(direct), &[local("10.0.2.7", 0, 5)], Some(96)),
+            // Behind a gateway, on another interface, by a route to an interface alone, and of another family.
+            (Some(ROUTE), &[near], Some(128)),
+            (Some(direct), &[local("10.0.2.7", 24, 6)], Some(128)),
+            (Some(direct), &[local("10.0.3.7", 24, 5), local("10.0.2.7", 32, 5)], Some(128)),
+            (Some(direct), &[local("2001:db8:2::7", 0, 5)], Some(128)),
             // Nothing to give.
             (None, &[near], None),
             (Some(Route { source: None, ..direct }), &[near], None),
-            (Some(Route { source: Some(Ipv4Addr::UNSPECIFIED), ..direct }), &[near], None),
-            (Some(Route { source: Some(Ipv4Addr::LOCALHOST), ..direct }), &[near], None),
+            (Some(Route { source: Some(Ipv4Addr::UNSPECIFIED.into()), ..direct }), &[near], None),
+            (Some(Route { source: Some(Ipv6Addr::LOCALHOST.into()), ..direct }), &[near], None),
         ];
-        for (route, addresses, mask) in rows {
+        for (route, addresses, prefix) in rows {
             let mut network = network();
             network.routes = route.map(|route| (BACKEND, route)).into_iter().collect();
             network.addresses = addresses.to_vec();
-            let expected = mask.map(|mask| Source { address: OWN_ADDRESS, mask: mask.into() });
+            let expected = prefix.map(|prefix| Source { address: OWN_ADDRESS, prefix });
             assert_eq!(network.source(BACKEND), expected, "{route:?} {addresses:?}");
+        }
+    }
+
+    #[test]
+    fn an_ipv6_backend_is_reached_and_its_clients_are_given_a_source_alike() {
+        let [backend, own, gateway] =
+            ["2001:db8:2::11", "2001:db8:2::1", "fe80::1"].map(|text| text.parse().unwrap());
+        let mut network = network();
+        let direct = Route { ifindex: 5, neighbour: backend, source: Some(own) };
+        network.addresses = vec![
+            LocalAddress { address: own, prefix: 64, ifindex: 5 },
+            LocalAddress { address: "10.0.2.1".parse().unwrap(), prefix: 0, ifindex: 5 },
+            LocalAddress { address: "fe80::7".parse().unwrap(), prefix: 10, ifindex: 5 },
+        ];
+        for (route, prefix) in [(direct, 64), (Route { neighbour: gateway, ..direct }, 128)] {
+            network.routes = HashMap::from([(backend, route)]);
+            network.neighbours.clear();
+            assert_eq!(network.next_hop(backend, &["eth1"]).unusable, Reason::NoNeighbour as u32);
+            assert_eq!(network.unconfirmed(&[backend]), [route]);
+            network.neighbours.insert((5, route.neighbour), Neighbour { mac: Some(MAC), is_confirmed: true });
+            assert_eq!(network.next_hop(backend, &["eth1"]).neighbour, MAC);
+            assert_eq!(network.source(backend), Some(Source { address: own, prefix }));
         }
     }
 

@@ -1,38 +1,52 @@
 //! Networks of addresses, as operators write them.
 
-use std::{error::Error, fmt, net::Ipv4Addr, str::FromStr};
+use std::{
+    error::Error,
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 
-/// An IPv4 network: `192.0.2.0/24`, or one address, `192.0.2.7`.
+use crate::address;
+
+/// A network of either family: `192.0.2.0/24`, `2001:db8::/32`, or one address, `192.0.2.7`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Prefix {
-    network: Ipv4Addr,
+    network: IpAddr,
     length: u8,
 }
 
 impl Prefix {
+    /// The network of the addresses whose first `length` bits are those of `address`: at most all.
+    pub fn of(address: IpAddr, length: u8) -> Prefix {
+        let length = length.min(address::width(address));
+        Prefix { network: leading(address, length), length }
+    }
+
     /// Whether the address is in this network.
-    pub fn contains(self, address: Ipv4Addr) -> bool {
-        address.to_bits() & mask(self.length) == self.network.to_bits()
+    pub fn contains(self, address: IpAddr) -> bool {
+        // Of another family, it has another width.
+        address::width(address) == address::width(self.network)
+            && leading(address, self.length) == self.network
     }
 }
 
-/// The first `length` bits, 0 to 32.
-const fn mask(length: u8) -> u32 {
-    match u32::MAX.checked_shl(32 - length as u32) {
-        Some(mask) => mask,
-        None => 0,
-    }
+/// The first `length` bits of an address, the others 0.
+fn leading(address: IpAddr, length: u8) -> IpAddr {
+    let length = address::length_on_wire(address, length);
+    let mask = u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0);
+    address::from_wire((Ipv6Addr::from_octets(address::to_wire(address)).to_bits() & mask).to_be_bytes())
 }
 
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.length {
-            32 => self.network.fmt(f),
-            length => write!(f, "{}/{length}", self.network),
+        if self.length == address::width(self.network) {
+            return self.network.fmt(f);
         }
+        write!(f, "{}/{}", self.network, self.length)
     }
 }
 
@@ -41,12 +55,23 @@ impl FromStr for Prefix {
 
     fn from_str(text: &str) -> Result<Prefix, NotAPrefix> {
         let malformed = || NotAPrefix::Malformed(text.to_owned());
-        let (address, length) = text.split_once('/').unwrap_or((text, "32"));
-        let address: Ipv4Addr = address.parse().map_err(|_| malformed())?;
-        let length = length.parse().ok().filter(|length| *length <= 32).ok_or_else(malformed)?;
-        let network = Ipv4Addr::from_bits(address.to_bits() & mask(length));
-        let prefix = Prefix { network, length };
-        if network == address { Ok(prefix) } else { Err(NotAPrefix::BitsBeyond(text.to_owned(), prefix)) }
+        let (address, length) =
+            text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+        let address: IpAddr = address.parse().map_err(|_| malformed())?;
+        if address != address.to_canonical() {
+            return Err(malformed());
+        }
+        let width = address::width(address);
+        let length = length.map_or(Ok(width), str::parse).map_err(|_| malformed())?;
+        if length > width {
+            return Err(malformed());
+        }
+        let prefix = Prefix::of(address, length);
+        if prefix.network == address {
+            Ok(prefix)
+        } else {
+            Err(NotAPrefix::BitsBeyond(text.to_owned(), prefix))
+        }
     }
 }
 
@@ -77,7 +102,10 @@ impl fmt::Display for NotAPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotAPrefix::Malformed(text) => {
-                write!(f, "{text:?} is no IPv4 network; allowed: \"192.0.2.0/24\", or an address")
+                write!(
+                    f,
+                    "{text:?} is no network; allowed: \"192.0.2.0/24\", \"2001:db8::/32\", or an address"
+                )
             }
             NotAPrefix::BitsBeyond(text, meant) => {
                 write!(f, "{text:?} is an address and not a network; did you mean \"{meant}\"?")
@@ -95,15 +123,18 @@ mod tests {
     #[test]
     fn a_network_has_the_addresses_that_begin_like_it() {
         for (text, inside, outside) in [
-            ("192.0.2.0/24", ["192.0.2.0", "192.0.2.255"], Some(["192.0.1.255", "192.0.3.0"])),
-            ("192.0.2.7", ["192.0.2.7", "192.0.2.7"], Some(["192.0.2.6", "192.0.2.8"])),
-            ("10.0.0.0/9", ["10.0.0.0", "10.127.255.255"], Some(["9.255.255.255", "10.128.0.0"])),
-            ("0.0.0.0/0", ["0.0.0.0", "255.255.255.255"], None),
+            ("192.0.2.0/24", ["192.0.2.0", "192.0.2.255"], ["192.0.1.255", "192.0.3.0"]),
+            ("192.0.2.7", ["192.0.2.7", "192.0.2.7"], ["192.0.2.6", "192.0.2.8"]),
+            ("10.0.0.0/9", ["10.0.0.0", "10.127.255.255"], ["9.255.255.255", "10.128.0.0"]),
+            ("0.0.0.0/0", ["0.0.0.0", "255.255.255.255"], ["::", "2001:db8::1"]),
+            ("2001:db8::/32", ["2001:db8::", "2001:db8:ffff::1"], ["2001:db7:ffff::", "32.1.13.184"]),
+            ("2001:db8::7", ["2001:db8::7", "2001:db8::7"], ["2001:db8::6", "2001:db8::8"]),
+            ("2001:db8::/33", ["2001:db8:7fff::", "2001:db8::"], ["2001:db8:8000::", "192.0.2.1"]),
+            ("::/0", ["::1", "ffff::"], ["0.0.0.0", "255.255.255.255"]),
         ] {
             let prefix: Prefix = text.parse().unwrap();
             assert!(inside.iter().all(|address| prefix.contains(address.parse().unwrap())), "{text}");
-            let others = outside.iter().flatten();
-            assert!(others.into_iter().all(|address| !prefix.contains(address.parse().unwrap())), "{text}");
+            assert!(outside.iter().all(|address| !prefix.contains(address.parse().unwrap())), "{text}");
             assert_eq!(prefix.to_string(), text);
             assert_eq!(serde_json::from_value::<Prefix>(text.into()).unwrap(), prefix);
             assert_eq!(serde_json::to_value(prefix).unwrap(), text);
@@ -112,16 +143,33 @@ mod tests {
 
     #[test]
     fn what_is_no_network_is_said_to_be_none() {
-        for text in
-            ["", "192.0.2", "192.0.2.0/33", "192.0.2.0/", "192.0.2.0/x", "2001:db8::/32", "web", "1.2.3.4/-1"]
-        {
+        for text in [
+            "",
+            "192.0.2",
+            "192.0.2.0/33",
+            "192.0.2.0/",
+            "192.0.2.0/x",
+            "2001:db8::/129",
+            "web",
+            "1.2.3.4/-1",
+            "2001:db8::/",
+            "[2001:db8::]/32",
+            "fe80::1%eth0",
+            "::ffff:192.0.2.7",
+        ] {
             let error = text.parse::<Prefix>().unwrap_err().to_string();
-            let expected = format!("{text:?} is no IPv4 network; allowed: \"192.0.2.0/24\", or an address");
+            let expected = format!(
+                "{text:?} is no network; allowed: \"192.0.2.0/24\", \"2001:db8::/32\", or an address"
+            );
             assert_eq!(error, expected);
         }
         assert_eq!(
             "192.0.2.7/24".parse::<Prefix>().unwrap_err().to_string(),
             "\"192.0.2.7/24\" is an address and not a network; did you mean \"192.0.2.0/24\"?"
+        );
+        assert_eq!(
+            "2001:db8::7/64".parse::<Prefix>().unwrap_err().to_string(),
+            "\"2001:db8::7/64\" is an address and not a network; did you mean \"2001:db8::/64\"?"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! What arrives at a device while a test runs, packet by packet.
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -19,44 +19,53 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Room for what arrives while the thread does not run.
 const BUFFER: usize = 64 << 20;
 
-/// An IPv4 packet with TCP or UDP, as it arrived.
+/// An IP packet with TCP or UDP, as it arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Destination MAC, then source MAC.
     pub macs: [[u8; 6]; 2],
-    /// Time to live.
+    /// Time to live, or hop limit.
     pub ttl: u8,
-    /// IP total length.
+    /// IP total length; of IPv6, with the header's 40 bytes.
     pub length: u16,
     /// 6 or 17.
     pub protocol: u8,
     /// Where it comes from.
-    pub source: SocketAddrV4,
+    pub source: SocketAddr,
     /// Where it goes.
-    pub destination: SocketAddrV4,
+    pub destination: SocketAddr,
     /// TCP flags, 0 for UDP.
     pub flags: u8,
 }
 
 impl Packet {
-    /// Takes an untagged frame apart; `None` for anything but TCP or UDP in IPv4, and for later fragments.
+    /// Takes an untagged frame apart; `None` for anything but TCP or UDP right behind an IP header and its options, and for
+    /// later fragments.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let (header, ip) = frame.split_at_checked(14)?;
         let word =
             |bytes: &[u8], at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
-        let address = |at: usize| -> Option<[u8; 4]> { ip.get(at..at + 4)?.try_into().ok() };
-        let protocol = *ip.get(9)?;
-        let is_ours = word(header, 12)? == packet::IPV4
-            && [libc::IPPROTO_TCP, libc::IPPROTO_UDP].contains(&i32::from(protocol))
-            && word(ip, 6)? & 0x1fff == 0;
-        let l4 = ip.get(usize::from(*ip.first()? & 15) * 4..).filter(|_| is_ours)?;
+        let address = |bytes: &[u8]| -> Option<IpAddr> {
+            let ipv4 = || <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+            <[u8; 16]>::try_from(bytes).map(IpAddr::from).or_else(|_| ipv4()).ok()
+        };
+        let (l4, length, protocol, ttl, addresses) = match word(header, 12)? {
+            packet::IPV4 if word(ip, 6)? & 0x1fff == 0 => {
+                (usize::from(*ip.first()? & 15) * 4, word(ip, 2)?, *ip.get(9)?, *ip.get(8)?, ip.get(12..20)?)
+            }
+            packet::IPV6 => (40, word(ip, 4)?.checked_add(40)?, *ip.get(6)?, *ip.get(7)?, ip.get(8..40)?),
+            _ => return None,
+        };
+        let is_ours = [libc::IPPROTO_TCP, libc::IPPROTO_UDP].contains(&i32::from(protocol));
+        let l4 = ip.get(l4..).filter(|_| is_ours)?;
+        let (source, destination) = addresses.split_at(addresses.len() / 2);
         Some(Self {
             macs: [header.get(..6)?.try_into().ok()?, header.get(6..12)?.try_into().ok()?],
-            ttl: *ip.get(8)?,
-            length: word(ip, 2)?,
+            ttl,
+            length,
             protocol,
-            source: SocketAddrV4::new(Ipv4Addr::from(address(12)?), word(l4, 0)?),
-            destination: SocketAddrV4::new(Ipv4Addr::from(address(16)?), word(l4, 2)?),
+            source: SocketAddr::new(address(source)?, word(l4, 0)?),
+            destination: SocketAddr::new(address(destination)?, word(l4, 2)?),
             flags: if i32::from(protocol) == libc::IPPROTO_TCP { *l4.get(13)? } else { 0 },
         })
     }

@@ -1,8 +1,8 @@
 //! Configuration files for the bench of network namespaces.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
-use crate::topology::{VIP, backend_address};
+use crate::topology::Family;
 
 /// The port of a service and of its backends, unless a test says otherwise.
 pub const VIP_PORT: u16 = 80;
@@ -15,7 +15,7 @@ pub struct Service {
     /// Its name.
     pub name: String,
     /// What clients talk to.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// `tcp` or `udp`.
     pub protocol: &'static str,
     /// How the backend of a new flow is chosen.
@@ -23,17 +23,23 @@ pub struct Service {
     /// Further lines of the section.
     pub more: &'static str,
     /// Address and weight of each backend.
-    pub backends: Vec<(SocketAddrV4, u8)>,
+    pub backends: Vec<(SocketAddr, u8)>,
 }
 
 impl Service {
     /// A service at `VIP`:80 with backends 1, 2, … of these weights at their port 8080, called as its protocol.
     pub fn new(protocol: &'static str, method: &'static str, weights: &[u8]) -> Self {
+        Self::of(Family::Ipv4, protocol, method, weights)
+    }
+
+    /// The same at the addresses of a family; with IPv6, a 6 is added to its name.
+    pub fn of(family: Family, protocol: &'static str, method: &'static str, weights: &[u8]) -> Self {
         let backend =
-            |(number, weight): (u8, &u8)| (SocketAddrV4::new(backend_address(number), BACKEND_PORT), *weight);
+            |(number, weight): (u8, &u8)| (SocketAddr::new(family.backend(number), BACKEND_PORT), *weight);
+        let suffix = if family == Family::Ipv6 { "6" } else { "" };
         Self {
-            name: protocol.to_owned(),
-            address: SocketAddrV4::new(VIP, VIP_PORT),
+            name: format!("{protocol}{suffix}"),
+            address: SocketAddr::new(family.vip(), VIP_PORT),
             protocol,
             method,
             more: "",

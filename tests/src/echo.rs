@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -27,7 +27,8 @@ pub struct Echo {
 
 impl Echo {
     /// Sends each datagram back to where it came from.
-    pub fn udp(netns: &Netns, address: SocketAddrV4) -> Result<Self> {
+    pub fn udp(netns: &Netns, address: impl Into<SocketAddr>) -> Result<Self> {
+        let address = address.into();
         let socket = netns.run(|| UdpSocket::bind(address).with_context(|| format!("bind to {address}")))?;
         socket.set_read_timeout(Some(WAIT)).context("limit a wait")?;
         Ok(Self::start(move |stopped| {
@@ -41,7 +42,8 @@ impl Echo {
     }
 
     /// Takes connections, and sends back on each what comes in until its client has finished.
-    pub fn tcp(netns: &Netns, address: SocketAddrV4) -> Result<Self> {
+    pub fn tcp(netns: &Netns, address: impl Into<SocketAddr>) -> Result<Self> {
+        let address = address.into();
         let listener =
             netns.run(|| TcpListener::bind(address).with_context(|| format!("listen on {address}")))?;
         listener.set_nonblocking(true).context("prepare a listener")?;

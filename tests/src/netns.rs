@@ -47,6 +47,8 @@ impl Netns {
         netns.set_sysctl("net/ipv4/conf/default/rp_filter", "0")?;
         netns.set_sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         netns.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")?;
+        // No address waits a second for somebody who has it already.
+        netns.set_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         netns.ip("link set lo up")?;
         Ok(netns)
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -22,12 +22,13 @@ pub struct Nginx {
 
 impl Nginx {
     /// Starts it in a namespace and waits until it listens.
-    pub fn start(netns: &Netns, address: SocketAddrV4, name: &str) -> Result<Self> {
+    pub fn start(netns: &Netns, address: impl Into<SocketAddr>, name: &str) -> Result<Self> {
         Self::start_with(netns, address, "", name)
     }
 
     /// The same; `more` follows the address in its configuration (`ssl;` and what belongs to it).
-    pub fn start_with(netns: &Netns, address: SocketAddrV4, more: &str, name: &str) -> Result<Self> {
+    pub fn start_with(netns: &Netns, address: impl Into<SocketAddr>, more: &str, name: &str) -> Result<Self> {
+        let address = address.into();
         let more = if more.is_empty() { ";" } else { more };
         let directory = TempDir::with_prefix("balancer-nginx-").context("make a directory for nginx")?;
         let at = directory.path().display();
@@ -59,7 +60,7 @@ impl Nginx {
         netns
             .run(|| {
                 eventually(limit, "an nginx that listens", || {
-                    TcpStream::connect_timeout(&address.into(), limit).ok()
+                    TcpStream::connect_timeout(&address, limit).ok()
                 })
             })
             .with_context(|| format!("nginx printed:\n{}", process.log()))?;

@@ -1,9 +1,9 @@
 //! Frames, built and taken apart.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
-use etherparse::PacketBuilder;
+use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep};
 
 /// The EtherType of IPv4.
 pub const IPV4: u16 = 0x0800;
@@ -39,21 +39,41 @@ pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Result<Vec<u8>> {
     Ok(addresses.iter().copied().chain(tags).chain(rest.iter().copied()).collect())
 }
 
+/// Puts extension headers behind the header of an IPv6 packet, as (protocol number, bytes) pairs; the first byte of each is
+/// overwritten with the number of what follows it.
+pub fn extended(packet: &[u8], headers: &[(u8, &[u8])]) -> Result<Vec<u8>> {
+    const NEXT: usize = 6;
+    let (header, rest) = packet.split_at_checked(40).context("split a packet without an IPv6 header")?;
+    let mut extended = header.to_vec();
+    let mut next = NEXT;
+    let last = extended[next];
+    for (number, bytes) in headers {
+        extended[next] = *number;
+        next = extended.len();
+        extended.extend_from_slice(bytes);
+    }
+    extended[next] = last;
+    extended.extend_from_slice(rest);
+    let length = u16::try_from(extended.len() - 40).context("reckon an IPv6 packet's length")?;
+    extended[4..6].copy_from_slice(&length.to_be_bytes());
+    Ok(extended)
+}
+
 /// Where a packet comes from and goes to.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     /// Source address and port.
-    pub source: (Ipv4Addr, u16),
-    /// Destination address and port.
-    pub destination: (Ipv4Addr, u16),
-    /// Time to live.
+    pub source: SocketAddr,
+    /// Destination address and port, of the same family.
+    pub destination: SocketAddr,
+    /// Time to live, or hop limit.
     pub ttl: u8,
 }
 
 impl Path {
     /// A path with a TTL of 64.
-    pub fn new(source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16)) -> Self {
-        Self { source, destination, ttl: 64 }
+    pub fn new(source: impl Into<SocketAddr>, destination: impl Into<SocketAddr>) -> Self {
+        Self { source: source.into(), destination: destination.into(), ttl: 64 }
     }
 
     /// The way back.
@@ -61,19 +81,30 @@ impl Path {
         Self { source: self.destination, destination: self.source, ..self }
     }
 
-    /// An IPv4 packet with a UDP datagram.
+    fn ip(&self) -> Result<PacketBuilderStep<IpHeaders>> {
+        match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                Ok(PacketBuilder::ipv4(source.octets(), destination.octets(), self.ttl))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                Ok(PacketBuilder::ipv6(source.octets(), destination.octets(), self.ttl))
+            }
+            _ => anyhow::bail!("a path from {} to {}", self.source, self.destination),
+        }
+    }
+
+    /// An IP packet with a UDP datagram.
     pub fn udp(&self, payload: &[u8]) -> Result<Vec<u8>> {
-        let builder = PacketBuilder::ipv4(self.source.0.octets(), self.destination.0.octets(), self.ttl)
-            .udp(self.source.1, self.destination.1);
+        let builder = self.ip()?.udp(self.source.port(), self.destination.port());
         let mut packet = Vec::with_capacity(builder.size(payload.len()));
         builder.write(&mut packet, payload).context("build a UDP packet")?;
         Ok(packet)
     }
 
-    /// An IPv4 packet with a TCP segment.
+    /// An IP packet with a TCP segment.
     pub fn tcp(&self, segment: Segment, payload: &[u8]) -> Result<Vec<u8>> {
-        let mut builder = PacketBuilder::ipv4(self.source.0.octets(), self.destination.0.octets(), self.ttl)
-            .tcp(self.source.1, self.destination.1, segment.sequence, 64_000);
+        let (source, destination) = (self.source.port(), self.destination.port());
+        let mut builder = self.ip()?.tcp(source, destination, segment.sequence, 64_000);
         if segment.flags & Segment::FIN != 0 {
             builder = builder.fin();
         }

@@ -1,7 +1,7 @@
 //! The XDP program under BPF_PROG_TEST_RUN: one frame in, the verdict, the frame out and the counters read.
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -10,7 +10,12 @@ use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey,
     TCP, Traffic, UDP, ability, endpoint, role,
 };
-use balancer_user::datapath::{Datapath, Sizes};
+use balancer_user::{
+    address,
+    datapath::{Datapath, Sizes},
+};
+
+use crate::topology::Family;
 
 /// The loopback interface, which every network namespace has: test frames come in by it.
 pub const INGRESS: u32 = 1;
@@ -68,31 +73,38 @@ impl Program {
 
     /// As `new`, with room for so many flows.
     pub fn with_flows(backends: BackendId, flows: u32) -> Result<Program> {
-        Program::configured(backends, Datapath::load(sizes(flows, Duration::from_secs(14)), false, None)?)
+        let sizes = sizes(Family::Ipv4, flows, Duration::from_secs(14));
+        Program::configured(Family::Ipv4, backends, Datapath::load(sizes, false, None)?)
+    }
+
+    /// As `new`, with the addresses of a family that `topology` plans.
+    pub fn of(family: Family, backends: BackendId) -> Result<Program> {
+        let sizes = sizes(family, 4096, Duration::from_secs(14));
+        Program::configured(family, backends, Datapath::load(sizes, false, None)?)
     }
 
     /// As `with_flows`, where packets count by their flow's age up to `profiled_age`; of another build of the program, if
     /// `object` holds one.
-    pub fn of(
+    pub fn built(
         object: Option<&[u8]>,
         backends: BackendId,
         flows: u32,
         profiled_age: Duration,
     ) -> Result<Program> {
-        let sizes = sizes(flows, profiled_age);
+        let sizes = sizes(Family::Ipv4, flows, profiled_age);
         let datapath = match object {
             Some(object) => Datapath::load_object(object, sizes)?,
             None => Datapath::load(sizes, false, None)?,
         };
-        Program::configured(backends, datapath)
+        Program::configured(Family::Ipv4, backends, datapath)
     }
 
-    fn configured(backends: BackendId, mut datapath: Datapath) -> Result<Program> {
+    fn configured(family: Family, backends: BackendId, mut datapath: Datapath) -> Result<Program> {
         let mut services = Vec::new();
         for (id, protocol) in [TCP, UDP].into_iter().enumerate() {
-            let key =
-                ServiceKey { address: VIP.octets(), port: VIP_PORT.to_be_bytes(), protocol, reserved: 0 };
+            let key = datapath.key(SocketAddr::new(family.vip(), VIP_PORT), protocol);
             let service = Service {
+                address: address::to_wire(family.vip()),
                 id: id as u16,
                 idle_timeout: if protocol == TCP { 26_822 } else { 447 },
                 half_open_timeout: 112,
@@ -102,29 +114,16 @@ impl Program {
             datapath.set_service(&key, &service)?;
             services.push((key, service));
         }
-        datapath.set_roles(VIP.octets(), role::SERVICE)?;
+        datapath.set_roles(address::to_wire(family.vip()), role::SERVICE)?;
         for id in 0..backends {
-            let address = SocketAddrV4::new(backend_address(id), BACKEND_PORT);
-            datapath.set_backend(
-                id,
-                &Backend {
-                    address: address.ip().octets(),
-                    port: address.port().to_be_bytes(),
-                    abilities: ability::SERVE | ability::TAKE,
-                    ..Backend::default()
-                },
-            )?;
-            datapath.set_roles(address.ip().octets(), role::BACKEND)?;
+            let endpoint = SocketAddr::new(family.backend(id as u8 + 1), BACKEND_PORT);
+            let address = address::to_wire(endpoint.ip());
+            let abilities = ability::SERVE | ability::TAKE;
+            let port = endpoint.port().to_be_bytes();
+            datapath.set_backend(id, &Backend { address, port, abilities, ..Backend::default() })?;
+            datapath.set_roles(address, role::BACKEND)?;
             for protocol in [TCP, UDP] {
-                datapath.set_endpoint(
-                    &ServiceKey {
-                        address: address.ip().octets(),
-                        port: address.port().to_be_bytes(),
-                        protocol,
-                        reserved: 0,
-                    },
-                    endpoint::SERVER,
-                )?;
+                datapath.set_endpoint(&datapath.key(endpoint, protocol), endpoint::SERVER)?;
             }
         }
         datapath.set_port(0, INGRESS)?;
@@ -233,8 +232,8 @@ impl Program {
     }
 }
 
-const fn sizes(flows: u32, profiled_age: Duration) -> Sizes {
-    Sizes { flows, services: 4, backends: 16, profiled_age }
+fn sizes(family: Family, flows: u32, profiled_age: Duration) -> Sizes {
+    Sizes { flows, services: 4, backends: 16, ipv6: Some(family == Family::Ipv6), profiled_age }
 }
 
 fn add_traffic(a: Traffic, b: Traffic) -> Traffic {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -44,7 +44,7 @@ impl Responders {
         let stopped = Arc::new(AtomicBool::new(false));
         let mut responders = Self { stopped, threads: Vec::new() };
         for (number, netns) in (1..).zip(&bench.backends) {
-            let address = SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+            let address = SocketAddr::from((backend_address(number), BACKEND_PORT));
             let socket =
                 netns.run(|| UdpSocket::bind(address).with_context(|| format!("bind to {address}")))?;
             socket.set_read_timeout(Some(WAIT)).context("limit a wait")?;
@@ -78,7 +78,7 @@ impl Drop for Responders {
 pub fn connect(bench: &Topology) -> Result<UdpSocket> {
     let socket = bench
         .client
-        .run(|| UdpSocket::bind(SocketAddrV4::new(CLIENT, 0)).context("bind a client's socket"))?;
+        .run(|| UdpSocket::bind(SocketAddr::from((CLIENT, 0))).context("bind a client's socket"))?;
     socket.connect((VIP, VIP_PORT)).context("connect a client's socket")?;
     socket.set_read_timeout(Some(WAIT)).context("limit a wait")?;
     Ok(socket)

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::SocketAddrV4,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -24,7 +24,7 @@ pub struct RtspServer {
 
 impl RtspServer {
     /// Starts it in a namespace, with media from these UDP ports, and waits until it listens.
-    pub fn start(netns: &Netns, address: SocketAddrV4, data_ports: [u16; 2]) -> Result<Self> {
+    pub fn start(netns: &Netns, address: SocketAddr, data_ports: [u16; 2]) -> Result<Self> {
         let home = TempDir::with_prefix("balancer-rtsp-").context("make a directory for an RTSP server")?;
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("rtsp/server.py");
         let mut command = netns.command("/usr/bin/python3");
@@ -55,7 +55,7 @@ pub struct RtspClient {
 
 impl RtspClient {
     /// Starts it in a namespace.
-    pub fn start(netns: &Netns, address: SocketAddrV4, seconds: u32) -> Result<Self> {
+    pub fn start(netns: &Netns, address: SocketAddr, seconds: u32) -> Result<Self> {
         let directory =
             TempDir::with_prefix("balancer-rtsp-").context("make a directory for an RTSP client")?;
         let file = directory.path().join("tone.wav");

@@ -7,10 +7,13 @@
 //!                        10.0.2.1/24
 //! ```
 //!
+//! With [`Plan::ipv6`] the same devices have the addresses 2001:db8:1::10 and 2001:db8:1::1, 2001:db8:2::1 and
+//! 2001:db8:2::11, … as well, each in a network of 64 bits.
+//!
 //! The kernel forwards nothing in the balancer's namespace (unless [`Plan::forwarding`] says so), so what crosses it
 //! crossed it in XDP.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 
@@ -182,10 +185,51 @@ impl Addressing {
         let [route4, route6] = routes.unwrap_or_default();
         netns.ip_batch(&format!("address add {v4}/24 dev {device}\n{route4}\n"))?;
         if self.ipv6 {
-            netns.set_sysctl(&format!("net/ipv6/conf/{device}/disable_ipv6"), "0")?;
+            // Also for what a host sends to itself.
+            for device in [device, "lo"] {
+                netns.set_sysctl(&format!("net/ipv6/conf/{device}/disable_ipv6"), "0")?;
+            }
             netns.ip_batch(&format!("address add {v6}/64 dev {device} nodad\n{route6}\n"))?;
         }
         Ok(())
+    }
+}
+
+/// One of the two families that the plan has addresses of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4
+    Ipv4,
+    /// IPv6
+    Ipv6,
+}
+
+impl Family {
+    /// The address that clients talk to.
+    pub fn vip(self) -> IpAddr {
+        self.choose(VIP, VIP6)
+    }
+
+    /// The client.
+    pub fn client(self) -> IpAddr {
+        self.choose(CLIENT, CLIENT6)
+    }
+
+    /// Backend 1, 2, ….
+    pub fn backend(self, number: u8) -> IpAddr {
+        self.choose(backend_address(number), backend_address6(number))
+    }
+
+    /// The balancer, as the backends see it.
+    pub fn balancer_backend_side(self) -> IpAddr {
+        self.choose(BALANCER_BACKEND_SIDE, BALANCER_BACKEND_SIDE6)
+    }
+
+    fn choose(self, v4: Ipv4Addr, v6: Ipv6Addr) -> IpAddr {
+        match self {
+            Family::Ipv4 => v4.into(),
+            Family::Ipv6 => v6.into(),
+        }
     }
 }
 

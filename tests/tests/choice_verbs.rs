@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
-    net::{SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -37,7 +37,7 @@ struct Bed {
 impl Bed {
     fn start(daemon: &str, services: &[Service]) -> Bed {
         let bench = Plan::default().build().unwrap();
-        let address = |number| SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+        let address = |number| SocketAddr::from((backend_address(number), BACKEND_PORT));
         let numbered = (1..).zip(&bench.backends);
         let servers = numbered.map(|(number, netns)| Echo::tcp(netns, address(number)).unwrap()).collect();
         let balancer = Balancer::start(&bench.balancer, &config::text(daemon, services)).unwrap();
@@ -147,7 +147,7 @@ fn another_method_is_played_through_and_changes_nothing() {
     let tcp = Service::new("tcp", "least-request", &[1, 1, 1]);
     let followed = Service {
         name: "followed".to_owned(),
-        address: SocketAddrV4::new(VIP, 81),
+        address: SocketAddr::from((VIP, 81)),
         more,
         ..Service::new("tcp", "least-request", &[1, 1, 1])
     };

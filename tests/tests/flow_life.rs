@@ -392,7 +392,7 @@ fn a_syn_that_is_sent_again_keeps_its_backend() {
             .packets()
             .into_iter()
             .filter(is_ours)
-            .filter(|packet| *packet.destination.ip() == backend_address(1))
+            .filter(|packet| packet.destination.ip() == backend_address(1))
             .count()
     };
     lose(first, "tcp flags & (syn | ack) == syn | ack");
@@ -411,7 +411,7 @@ fn a_syn_that_is_sent_again_keeps_its_backend() {
     scene.wait_for_active(&[1, 1]);
     let stray = captures[1].packets().into_iter().find(|packet| packet.source.port() == FIRST_PORT);
     // The switch floods what it has not learned yet.
-    assert!(stray.is_none_or(|packet| *packet.destination.ip() == backend_address(1)));
+    assert!(stray.is_none_or(|packet| packet.destination.ip() == backend_address(1)));
     scene.assert_nothing_refused();
 }
 
@@ -444,7 +444,7 @@ fn a_connection_that_was_silent_for_too_long_is_reset_whoever_speaks() {
 #[test]
 fn the_middle_of_a_connection_goes_where_its_hash_says() {
     let scene = Scene::new("", Service::new("tcp", "maglev", &[1, 1, 1]));
-    let connections: Vec<Connection> = (0..12).map(|number| scene.connect(FIRST_PORT + number)).collect();
+    let connections: Vec<Connection> = (0..40).map(|number| scene.connect(FIRST_PORT + number)).collect();
     let mut active = [0; 3];
     connections.iter().for_each(|connection| active[usize::from(connection.backend) - 1] += 1);
     assert!(active.iter().all(|count| *count > 0), "{active:?}");
@@ -453,7 +453,7 @@ fn the_middle_of_a_connection_goes_where_its_hash_says() {
     scene.wait_for_active(&[0, 0, 0]);
     connections.iter().for_each(Connection::exchange);
     scene.wait_for_active(&active);
-    scene.wait("proven", |status| status.flows.now.established == 12);
+    scene.wait("proven", |status| status.flows.now.established == 40);
     connections.into_iter().for_each(|connection| connection.end(End::Fins, &scene.bench));
     scene.wait_for_active(&[0, 0, 0]);
     scene.assert_nothing_refused();
@@ -515,13 +515,13 @@ fn a_conversation_that_never_pauses_leaves_a_backend_that_is_gone() {
         let arrived = || {
             [1, 2].map(|number| {
                 let packets = captures[usize::from(number) - 1].packets();
-                packets.iter().filter(|packet| packet.destination == backend(number)).count()
+                packets.iter().filter(|packet| packet.destination == backend(number).into()).count()
             })
         };
         const MORE: &str = "drain-timeout = \"1s\"\nno-backend = \"drop\"";
         let services = |backends: &[u8]| {
             let all = service("udp", &[1, 1], MORE);
-            let chosen = backends.iter().map(|number| (backend(*number), 1)).collect();
+            let chosen = backends.iter().map(|number| (backend(*number).into(), 1)).collect();
             config::text("", &[Service { backends: chosen, ..all }])
         };
         let balancer = Balancer::start(&bench.balancer, &services(&[1, 2])).unwrap();
@@ -575,8 +575,8 @@ fn a_flow_never_leads_to_who_has_its_backends_number_now() {
     let text = |one: &[u8], two: &[u8]| {
         let of = |name: &str, port: u16, backends: &[u8]| Service {
             name: name.to_owned(),
-            address: SocketAddrV4::new(VIP, port),
-            backends: backends.iter().map(|number| (backend(*number), 1)).collect(),
+            address: SocketAddrV4::new(VIP, port).into(),
+            backends: backends.iter().map(|number| (backend(*number).into(), 1)).collect(),
             ..service("udp", &[], "drain-timeout = \"0s\"")
         };
         config::text("", &[of("one", VIP_PORT, one), of("two", 81, two)])
@@ -627,12 +627,15 @@ fn a_backend_with_another_address_is_another_backend() {
     connection.exchange();
     let moved = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 99), BACKEND_PORT);
     let captured = Capture::start(&scene.bench.switch, "lkp").unwrap();
-    scene.balancer().reload(&config::text("", &[Service { backends: vec![(moved, 1)], ..same }])).unwrap();
+    scene
+        .balancer()
+        .reload(&config::text("", &[Service { backends: vec![(moved.into(), 1)], ..same }]))
+        .unwrap();
     scene.wait("two backends", |status| each(status, |backend| backend.weight) == [1, 0]);
     connection.exchange();
     // Its time is over: it is told.
     scene.wait("one backend", |status| each(status, |backend| backend.weight) == [1]);
     (&connection.client).write_all(b"x").unwrap();
     assert_eq!(read_end(&connection.client), Err(ErrorKind::ConnectionReset));
-    assert!(captured.finish().unwrap().iter().all(|packet| *packet.destination.ip() != *moved.ip()));
+    assert!(captured.finish().unwrap().iter().all(|packet| packet.destination.ip() != *moved.ip()));
 }

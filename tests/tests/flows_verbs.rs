@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -25,7 +25,7 @@ use balancer_user::{
 };
 
 const LIMIT: Duration = Duration::from_secs(5);
-const VIP_ADDRESS: SocketAddrV4 = SocketAddrV4::new(VIP, VIP_PORT);
+const VIP_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(VIP), VIP_PORT);
 /// A client that answers nothing.
 const SILENT: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 77);
 const SECOND_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 11);
@@ -40,7 +40,7 @@ struct Bed {
 impl Bed {
     fn start(backends: u8) -> Bed {
         let bench = Plan::backends(backends).build().unwrap();
-        let address = |number| SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+        let address = |number| SocketAddr::from((backend_address(number), BACKEND_PORT));
         let numbered = || (1..).zip(&bench.backends);
         let tcp = numbered().map(|(number, netns)| Echo::tcp(netns, address(number)).unwrap());
         let udp = numbered().map(|(number, netns)| Echo::udp(netns, address(number)).unwrap());
@@ -134,7 +134,7 @@ fn flows_are_listed_as_they_are() {
 
     let flow = |client: SocketAddr, protocol: Protocol, number: u8, state| {
         let backend = (format!("b{number}"), (backend_address(number), BACKEND_PORT).into());
-        (client, (protocol.to_string(), SocketAddr::from(VIP_ADDRESS), backend, protocol, state))
+        (client, (protocol.to_string(), VIP_ADDRESS, backend, protocol, state))
     };
     let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
     let expected: BTreeMap<_, _> = [
@@ -257,7 +257,7 @@ fn a_killed_conversation_begins_again() {
     for socket in [&first, &second] {
         socket.send_to(b"more", VIP_ADDRESS).unwrap();
         let mut answer = [0; 8];
-        assert_eq!(socket.recv_from(&mut answer).unwrap(), (4, VIP_ADDRESS.into()));
+        assert_eq!(socket.recv_from(&mut answer).unwrap(), (4, VIP_ADDRESS));
     }
     assert_eq!(bed.active(), [0, 0, 0, 1, 0, 1]);
     assert_eq!(bed.count(""), states(0, 2, 0));

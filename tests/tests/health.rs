@@ -253,7 +253,7 @@ fn every_kind_of_check_finds_a_server_and_its_end() {
         .zip(&kinds)
         .map(|(port, (name, kind))| Service {
             name: (*name).to_owned(),
-            address: SocketAddrV4::new(VIP, 1000 + port),
+            address: SocketAddrV4::new(VIP, 1000 + port).into(),
             more: Box::leak(
                 format!("health = {{ {kind}, interval = \"1s\", rise = 1, fall = 2 }}").into_boxed_str(),
             ),
@@ -310,7 +310,8 @@ fn a_hundred_black_holes_delay_nobody() {
     let server = Server::start(&bench.backends[1], endpoint(2), Manner::Good);
     let holes = (1..=100).map(|last| (SocketAddrV4::new([10, 0, 3, last].into(), BACKEND_PORT), 1));
     let more = "health = { kind = \"http\", interval = \"1s\", timeout = \"1s\", rise = 1, fall = 1 }";
-    let backends = std::iter::once((endpoint(2), 1)).chain(holes).collect();
+    let backends =
+        std::iter::once((endpoint(2), 1)).chain(holes).map(|(at, weight)| (at.into(), weight)).collect();
     let balancer = start(&bench, Service { backends, ..service("tcp", &[], more) });
     let expected: Vec<_> = [&[Up][..], &[Down; 100]].concat();
     let status = wait_for(&balancer, &expected);

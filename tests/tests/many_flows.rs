@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
@@ -120,7 +120,7 @@ fn ticks_go_on_while_many_flows_are_walked_through() {
     let balancer = Balancer::start(&bench.balancer, &config).unwrap();
     status::wait_until_up(&balancer).unwrap();
     // Somebody must be there, or each datagram is answered with an error; nobody needs to read.
-    let address = SocketAddrV4::new(backend_address(1), BACKEND_PORT);
+    let address = SocketAddr::from((backend_address(1), BACKEND_PORT));
     let _socket = bench.backends[0].run(|| Ok(UdpSocket::bind(address)?)).unwrap();
     let operator = Operator::new(&balancer);
     fill(&bench, &balancer);

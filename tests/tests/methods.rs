@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -50,7 +50,7 @@ impl Scene {
 
     /// A flow from this address; the socket, and the number of its backend.
     fn flow(&self, address: Ipv4Addr) -> (UdpSocket, u8) {
-        let socket = self.bench.client.run(|| Ok(UdpSocket::bind(SocketAddrV4::new(address, 0))?)).unwrap();
+        let socket = self.bench.client.run(|| Ok(UdpSocket::bind(SocketAddr::from((address, 0)))?)).unwrap();
         socket.connect((VIP, VIP_PORT)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let backend = responder::ask(&socket).unwrap();
@@ -120,7 +120,7 @@ fn a_full_backend_takes_no_more_and_then_nobody_does() {
     let scene = Scene::new("least-request", "idle-timeout = \"2s\"", &[1; 2], edit);
     let picks = scene.flows(6);
     assert_eq!([1, 2].map(|number| picks.iter().filter(|pick| **pick == number).count()), [3, 3]);
-    let refused = scene.bench.client.run(|| Ok(UdpSocket::bind(SocketAddrV4::new(CLIENT, 0))?)).unwrap();
+    let refused = scene.bench.client.run(|| Ok(UdpSocket::bind(SocketAddr::from((CLIENT, 0)))?)).unwrap();
     refused.connect((VIP, VIP_PORT)).unwrap();
     refused.set_read_timeout(Some(LIMIT)).unwrap();
     refused.send(b"is there room?").unwrap();
@@ -176,7 +176,7 @@ struct Slow {
 
 impl Slow {
     fn start(bench: &Topology, number: u8, delay: Duration) -> Slow {
-        let address = SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+        let address = SocketAddr::from((backend_address(number), BACKEND_PORT));
         let listener =
             bench.backends[usize::from(number) - 1].run(|| Ok(TcpListener::bind(address)?)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -237,7 +237,7 @@ fn slow_scene(method: &'static str, more: &'static str, delays: &[u64]) -> (Bala
 fn connect(bench: &Topology) -> TcpStream {
     let stream = bench
         .client
-        .run(|| Ok(TcpStream::connect_timeout(&SocketAddrV4::new(VIP, VIP_PORT).into(), LIMIT)?))
+        .run(|| Ok(TcpStream::connect_timeout(&SocketAddr::from((VIP, VIP_PORT)), LIMIT)?))
         .unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream

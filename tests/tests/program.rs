@@ -1,9 +1,9 @@
 //! The XDP program frame by frame: verdict, exact bytes, exact counters.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 
-use balancer_common::{MAX_PORTS, NextHop, Reason, Traffic};
+use balancer_common::{MAX_PORTS, NextHop, Reason, Traffic, mapped};
 use balancer_tests::{
     packet::{Path, Segment, ethernet, hex, to_hex},
     program::{
@@ -11,6 +11,7 @@ use balancer_tests::{
         backend_mac, verdict,
     },
 };
+use balancer_user::address::to_wire;
 
 const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 10);
 
@@ -220,13 +221,10 @@ fn what_no_port_takes_is_counted_as_refused_alone() {
 fn a_reply_that_would_be_ambiguous_opens_no_flow() {
     let mut program = Program::new(1).unwrap();
     assert_eq!(program.from_client(&tcp(to_vip(40_000), Segment::SYN)).unwrap().0, verdict::REDIRECT);
-    let key = balancer_common::ServiceKey {
-        address: [192, 0, 2, 20],
-        port: VIP_PORT.to_be_bytes(),
-        protocol: balancer_common::TCP,
-        reserved: 0,
-    };
+    let other = SocketAddr::from(([192, 0, 2, 20], VIP_PORT));
+    let key = program.datapath.key(other, balancer_common::TCP);
     let service = balancer_common::Service {
+        address: to_wire(other.ip()),
         id: 0,
         idle_timeout: 100,
         half_open_timeout: 100,
@@ -234,7 +232,7 @@ fn a_reply_that_would_be_ambiguous_opens_no_flow() {
         ..Default::default()
     };
     program.datapath.set_service(&key, &service).unwrap();
-    let other = Path::new((CLIENT_ADDRESS, 40_000), (Ipv4Addr::new(192, 0, 2, 20), VIP_PORT));
+    let other = Path::new((CLIENT_ADDRESS, 40_000), other);
     assert_eq!(program.from_client(&tcp(other, Segment::SYN)).unwrap().0, verdict::DROP);
     assert_eq!(program.drops().unwrap(), [(Reason::ReplyCollision, 1)]);
     let counters = program.counters().unwrap()[0];
@@ -419,7 +417,7 @@ fn a_reply_of_no_flow_keeps_the_backends_address_inside() {
     // Another port of the backend, and an answer to the balancer's host, are none of its business.
     let other = Path::new((backend_address(0), 22), (CLIENT_ADDRESS, 40_000)).udp(b"x").unwrap();
     assert_eq!(program.from_backend(0, &other).unwrap().0, verdict::PASS);
-    program.datapath.set_roles(CLIENT_ADDRESS.octets(), balancer_common::role::LOCAL).unwrap();
+    program.datapath.set_roles(mapped(CLIENT_ADDRESS.octets()), balancer_common::role::LOCAL).unwrap();
     assert_eq!(program.from_backend(0, &datagram).unwrap().0, verdict::PASS);
     assert_eq!(program.drops().unwrap(), [(Reason::OrphanReply, 3)]);
 }

@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{SocketAddrV4, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -26,8 +26,8 @@ const SMALL_MTU: usize = 1000;
 /// The UDP service whose datagrams show that all before them have been dealt with.
 const MARKER_PORT: u16 = 7000;
 
-fn backend(number: u8) -> SocketAddrV4 {
-    SocketAddrV4::new(backend_address(number), BACKEND_PORT)
+fn backend(number: u8) -> SocketAddr {
+    SocketAddr::from((backend_address(number), BACKEND_PORT))
 }
 
 /// From the client to a port of the virtual address.
@@ -61,7 +61,7 @@ impl Scene {
         bench.balancer.ip(&format!("link set lk mtu {SMALL_MTU}")).unwrap();
         let marker = Service {
             name: "marker".to_owned(),
-            address: SocketAddrV4::new(VIP, MARKER_PORT),
+            address: SocketAddr::from((VIP, MARKER_PORT)),
             ..udp_service(MARKER_PORT, &[1])
         };
         let text = config::text("", &[services, vec![marker]].concat());
@@ -140,7 +140,7 @@ impl Scene {
 
 /// A UDP service at this port, called `udp-PORT`, with backends 1, 2, … of these weights.
 fn udp_service(port: u16, weights: &[u8]) -> Service {
-    let address = SocketAddrV4::new(VIP, port);
+    let address = SocketAddr::from((VIP, port));
     Service {
         name: format!("udp-{port}"),
         address,
@@ -203,7 +203,7 @@ fn what_no_flow_could_carry_is_refused_by_name() {
     }
     // A flow's own packets are refused as others are, and the flow goes on.
     let path = to_vip(40_003, VIP_PORT);
-    let reply = |ttl| Path { ttl, ..Path::new((*backend(1).ip(), BACKEND_PORT), (CLIENT, 40_003)) };
+    let reply = |ttl| Path { ttl, ..Path::new((backend(1).ip(), BACKEND_PORT), (CLIENT, 40_003)) };
     scene.forwarded(&path.udp(b"x").unwrap(), 1);
     scene.refused(
         "ttl-exceeded",
@@ -324,8 +324,8 @@ fn a_client_is_told_at_once_that_there_is_no_backend() {
     let bench = Plan::backends(1).build().unwrap();
     let services = ["tcp", "udp"].map(|protocol| Service::new(protocol, "least-packets", &[0]));
     let balancer = Balancer::start(&bench.balancer, &config::text("", &services)).unwrap();
-    let vip = SocketAddrV4::new(VIP, VIP_PORT);
-    let refused = bench.client.run(|| Ok(TcpStream::connect_timeout(&vip.into(), LIMIT))).unwrap();
+    let vip = SocketAddr::from((VIP, VIP_PORT));
+    let refused = bench.client.run(|| Ok(TcpStream::connect_timeout(&vip, LIMIT))).unwrap();
     assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     let socket = bench.client.run(|| Ok(UdpSocket::bind((CLIENT, 0))?)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();

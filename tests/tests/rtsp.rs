@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
-    net::{SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -27,7 +27,7 @@ fn service() -> Service {
 #[test]
 fn media_follow_their_control_connection() {
     let bench = Plan::backends(2).build().unwrap();
-    let address = |number| SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+    let address = |number| SocketAddr::from((backend_address(number), BACKEND_PORT));
     let _servers: Vec<RtspServer> = (1..)
         .zip(&bench.backends)
         .map(|(number, netns)| RtspServer::start(netns, address(number), DATA_PORTS).unwrap())
@@ -36,7 +36,7 @@ fn media_follow_their_control_connection() {
     status::wait_until_up(&balancer).unwrap();
     let capture = Capture::start(&bench.client, "c0").unwrap();
 
-    let vip = SocketAddrV4::new(VIP, VIP_PORT);
+    let vip = SocketAddr::from((VIP, VIP_PORT));
     for number in 1..=2 {
         let before = each(&status::read_fresh(&balancer).unwrap(), |backend| backend.packets);
         let client = RtspClient::start(&bench.client, vip, 3).unwrap();
@@ -58,7 +58,7 @@ fn media_follow_their_control_connection() {
         .filter(|packet| (DATA_PORTS[0]..=DATA_PORTS[1]).contains(&packet.source.port()))
         .collect();
     assert!(media.len() > 40, "{}", media.len());
-    assert!(media.iter().all(|packet| packet.source.ip() == &VIP && packet.destination.ip() == &CLIENT));
+    assert!(media.iter().all(|packet| packet.source.ip() == VIP && packet.destination.ip() == CLIENT));
     assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), []);
 }
 
@@ -67,9 +67,9 @@ fn media_without_a_control_connection_are_refused_by_name() {
     let bench = Plan::backends(2).build().unwrap();
     let balancer = Balancer::start(&bench.balancer, &config::text("", &[service()])).unwrap();
     status::wait_until_up(&balancer).unwrap();
-    let socket = bench.client.run(|| Ok(UdpSocket::bind(SocketAddrV4::new(CLIENT, 5000))?)).unwrap();
+    let socket = bench.client.run(|| Ok(UdpSocket::bind(SocketAddr::from((CLIENT, 5000)))?)).unwrap();
     socket.send_to(b"hello?", (VIP, DATA_PORTS[0])).unwrap();
-    let from = SocketAddrV4::new(backend_address(1), DATA_PORTS[0]);
+    let from = SocketAddr::from((backend_address(1), DATA_PORTS[0]));
     let media = bench.backends[0].run(|| Ok(UdpSocket::bind(from)?)).unwrap();
     media.send_to(b"tone", (CLIENT, 5000)).unwrap();
     let status = status::wait(&balancer, "two refusals", |status| {

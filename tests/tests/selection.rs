@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::SocketAddrV4,
     thread,
     time::{Duration, Instant},
 };
@@ -80,11 +79,11 @@ impl Scene {
         let arrived = || {
             let mut arrived: BTreeMap<u16, usize> = BTreeMap::new();
             for (number, capture) in (1..).zip(&self.backends) {
-                let own = SocketAddrV4::new(backend_address(number as u8), BACKEND_PORT);
+                let own = backend_address(number as u8);
                 // The switch floods what it has not learned yet.
                 let packets = capture.packets();
-                for packet in packets.iter().filter(|packet| packet.macs[0] == mac(*own.ip())) {
-                    assert_eq!(packet.destination, own);
+                for packet in packets.iter().filter(|packet| packet.macs[0] == mac(own)) {
+                    assert_eq!(packet.destination, (own, BACKEND_PORT).into());
                     if ports.contains(&packet.source.port()) {
                         assert_eq!(arrived.insert(packet.source.port(), number), None, "arrived twice");
                     }

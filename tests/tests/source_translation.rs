@@ -6,12 +6,12 @@ use std::{
     collections::{HashMap, HashSet},
     fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::Duration,
 };
 
-use balancer_common::{Backend, FIRST_SNAT_PORT, STAMP_SHIFT, ability};
+use balancer_common::{Backend, FIRST_SNAT_PORT, STAMP_SHIFT, ability, mapped};
 use balancer_tests::{
     Balancer, Capture, Netns, Plan, Topology,
     capture::{Packet, total},
@@ -44,8 +44,8 @@ fn start(bench: &Topology, services: &[Service]) -> Balancer {
     balancer
 }
 
-fn backend(number: u8) -> SocketAddrV4 {
-    SocketAddrV4::new(backend_address(number), BACKEND_PORT)
+fn backend(number: u8) -> SocketAddr {
+    SocketAddr::from((backend_address(number), BACKEND_PORT))
 }
 
 /// A web server on each backend, which answers with its name: b1, b2, ….
@@ -121,8 +121,8 @@ impl Wire {
     }
 }
 
-fn is_given(source: SocketAddrV4) -> bool {
-    *source.ip() == BALANCER_BACKEND_SIDE && source.port() >= FIRST_SNAT_PORT
+fn is_given(source: SocketAddr) -> bool {
+    source.ip() == BALANCER_BACKEND_SIDE && source.port() >= FIRST_SNAT_PORT
 }
 
 /// How often each answered.
@@ -210,10 +210,10 @@ fn a_neighbour_of_the_backends_is_answered_through_the_balancer() {
     assert_eq!(requests.iter().filter(|packet| packet.flags == Segment::SYN).count(), 20);
     assert!(requests.iter().all(|packet| is_given(packet.source)), "{requests:?}");
     let replies = arrived.finish().unwrap();
-    let to_it = replies.iter().filter(|packet| *packet.destination.ip() == NEIGHBOUR);
+    let to_it = replies.iter().filter(|packet| packet.destination.ip() == NEIGHBOUR);
     assert!(to_it.clone().count() > 60);
     for packet in to_it {
-        assert_eq!(packet.source, SocketAddrV4::new(VIP, VIP_PORT), "{packet:?}");
+        assert_eq!(packet.source, SocketAddr::from((VIP, VIP_PORT)), "{packet:?}");
         assert_eq!(packet.macs[1], mac(BALANCER_BACKEND_SIDE), "{packet:?}");
     }
 }
@@ -240,7 +240,7 @@ fn a_client_behind_a_gateway_keeps_its_address() {
         assert_eq!(answers, [("b1".to_owned(), 3), ("b2".to_owned(), 3)]);
         let requests = wire.finish();
         assert!(requests.iter().filter(|packet| packet.flags == Segment::SYN).count() == 6);
-        assert!(requests.iter().all(|packet| *packet.source.ip() == address), "{requests:?}");
+        assert!(requests.iter().all(|packet| packet.source.ip() == address), "{requests:?}");
     }
 }
 
@@ -248,7 +248,7 @@ fn a_client_behind_a_gateway_keeps_its_address() {
 fn two_services(protocol: &'static str, more: &'static str) -> [Service; 2] {
     [VIP, VIP2].map(|vip| Service {
         name: format!("at-{vip}"),
-        address: SocketAddrV4::new(vip, VIP_PORT),
+        address: SocketAddr::from((vip, VIP_PORT)),
         more,
         ..Service::new(protocol, "round-robin", &[1])
     })
@@ -280,11 +280,11 @@ fn one_client_port_reaches_one_backend_through_two_services_at_once() {
     }
     let socket = bench.client.run(|| Ok(UdpSocket::bind(from)?)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
-    for vip in [VIP, VIP2, VIP, VIP2].map(|vip| SocketAddrV4::new(vip, VIP_PORT)) {
+    for vip in [VIP, VIP2, VIP, VIP2].map(|vip| SocketAddr::from((vip, VIP_PORT))) {
         socket.send_to(vip.to_string().as_bytes(), vip).unwrap();
         let mut answer = [0; 64];
         let (length, sender) = socket.recv_from(&mut answer).unwrap();
-        assert_eq!((sender, &answer[..length]), (vip.into(), vip.to_string().as_bytes()));
+        assert_eq!((sender, &answer[..length]), (vip, vip.to_string().as_bytes()));
     }
     let status = status::read_fresh(&balancer).unwrap();
     assert_eq!(status::each(&status, |backend| backend.active), [1; 4]);
@@ -298,7 +298,10 @@ fn one_client_port_reaches_one_backend_through_two_services_at_once() {
             .collect();
         sources.sort_unstable();
         sources.dedup();
-        assert!(sources.len() == 2 && sources[0] == from && is_given(sources[1]), "{sources:?}");
+        assert!(
+            sources.len() == 2 && sources[0] == SocketAddr::from(from) && is_given(sources[1]),
+            "{sources:?}"
+        );
     }
 }
 
@@ -331,10 +334,10 @@ fn nobody_is_translated_where_the_service_says_never() {
     let near = socket(&neighbour, NEIGHBOUR, 40_600);
     near.send_to(b"near", (VIP, VIP_PORT)).unwrap();
     // Straight from the backend, which it did not ask.
-    assert_eq!(near.recv_from(&mut answer).unwrap(), (4, backend(1).into()));
+    assert_eq!(near.recv_from(&mut answer).unwrap(), (4, backend(1)));
     let far = socket(&bench.client, CLIENT, 40_500);
     far.send_to(b"far", (VIP, VIP_PORT)).unwrap();
-    assert_eq!(far.recv_from(&mut answer).unwrap(), (3, SocketAddrV4::new(VIP, VIP_PORT).into()));
+    assert_eq!(far.recv_from(&mut answer).unwrap(), (3, SocketAddr::from((VIP, VIP_PORT))));
     let own = socket(bench.backend(1).unwrap(), backend_address(1), 40_700);
     for (socket, vip) in [(&far, VIP2), (&own, VIP)] {
         socket.send_to(b"refused", (vip, VIP_PORT)).unwrap();
@@ -342,11 +345,11 @@ fn nobody_is_translated_where_the_service_says_never() {
     status::wait(&balancer, "two refusals", |status| status::drops(status) == [("reply-collision", 2)])
         .unwrap();
     let sources: Vec<_> = wire.finish().iter().map(|packet| packet.source).collect();
-    assert_eq!(sources, [SocketAddrV4::new(NEIGHBOUR, 40_600), SocketAddrV4::new(CLIENT, 40_500)]);
+    assert_eq!(sources, [SocketAddr::from((NEIGHBOUR, 40_600)), SocketAddr::from((CLIENT, 40_500))]);
 }
 
 /// Where a datagram of a new flow came from, as the backend saw it.
-fn seen_as(wire: &Capture, netns: &Netns, address: Ipv4Addr) -> SocketAddrV4 {
+fn seen_as(wire: &Capture, netns: &Netns, address: Ipv4Addr) -> SocketAddr {
     // Each flow's datagrams are told from those of others by their length.
     static LENGTH: AtomicU16 = AtomicU16::new(1);
     let length = LENGTH.fetch_add(1, Relaxed);
@@ -376,21 +379,21 @@ fn a_changed_network_changes_who_is_translated() {
     // A narrower network, in which the neighbour is none.
     lk("add", "10.0.2.1/25");
     lk("del", "10.0.2.1/24");
-    eventually(LIMIT, "the neighbour with its own address", || (*seen().ip() == NEIGHBOUR).then_some(()))
+    eventually(LIMIT, "the neighbour with its own address", || (seen().ip() == NEIGHBOUR).then_some(()))
         .unwrap();
     // As wide as before, and with another address to give.
     lk("add", "10.0.2.2/24");
     eventually(LIMIT, "the neighbour translated again", || is_given(seen()).then_some(())).unwrap();
     bench.balancer.ip("route add 10.0.2.11/32 dev lk src 10.0.2.2").unwrap();
     let second = Ipv4Addr::new(10, 0, 2, 2);
-    eventually(LIMIT, "the other address", || (*seen().ip() == second).then_some(())).unwrap();
+    eventually(LIMIT, "the other address", || (seen().ip() == second).then_some(())).unwrap();
     // The backend behind a gateway has no neighbours that are known here; itself it is, wherever it is.
     bench.balancer.ip("route replace 10.0.2.11/32 via 10.0.2.12 dev lk").unwrap();
     bench
         .balancer
         .ip(&format!("neigh replace 10.0.2.12 lladdr {} dev lk", veth::mac_text(mac(backend_address(1)))))
         .unwrap();
-    eventually(LIMIT, "the neighbour with its own address", || (*seen().ip() == NEIGHBOUR).then_some(()))
+    eventually(LIMIT, "the neighbour with its own address", || (seen().ip() == NEIGHBOUR).then_some(()))
         .unwrap();
     assert!(seen_as(&wire, bench.backend(1).unwrap(), backend_address(1)).port() >= FIRST_SNAT_PORT);
 }
@@ -479,12 +482,12 @@ fn opened_and_reset(program: &Program, number: u32) -> u16 {
 #[test]
 fn ports_rest_past_the_controllers_walk() {
     let mut program = Program::with_flows(1, 65_536).unwrap();
-    let address = program::backend_address(0).octets();
+    let address = mapped(program::backend_address(0).octets());
     let backend = Backend {
         address,
         port: program::BACKEND_PORT.to_be_bytes(),
-        snat_address: BALANCER_BACKEND_SIDE.octets(),
-        snat_mask: [255, 255, 255, 0],
+        snat_address: mapped(BALANCER_BACKEND_SIDE.octets()),
+        snat_prefix: 96 + 24,
         abilities: ability::SERVE | ability::TAKE,
         ..Backend::default()
     };

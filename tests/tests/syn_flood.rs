@@ -3,7 +3,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 fn connect(client: &Netns) -> std::io::Result<TcpStream> {
-    let address = SocketAddrV4::new(VIP, VIP_PORT).into();
+    let address = SocketAddr::from((VIP, VIP_PORT)).into();
     let stream =
         client.run(|| Ok(TcpStream::connect_timeout(&address, PATIENCE))).expect("the client's namespace")?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -87,7 +87,7 @@ fn a_flood_of_syns_takes_nothing_from_those_who_are_connected() {
         .zip(&bench.backends)
         .map(|(number, netns)| {
             netns.set_sysctl("net/ipv4/tcp_syncookies", "2").unwrap();
-            Echo::tcp(netns, SocketAddrV4::new(backend_address(number), BACKEND_PORT)).unwrap()
+            Echo::tcp(netns, SocketAddr::from((backend_address(number), BACKEND_PORT))).unwrap()
         })
         .collect();
     let daemon = "max-flows = 65536\nhalf-open-timeout = \"5s\"";

@@ -3,7 +3,7 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -35,7 +35,7 @@ impl Scene {
     fn new(daemon: &str, service: Service) -> Scene {
         let bench = Plan::backends(service.backends.len() as u8).build().unwrap();
         let echo = |(number, netns)| {
-            Echo::tcp(netns, SocketAddrV4::new(backend_address(number), BACKEND_PORT)).unwrap()
+            Echo::tcp(netns, SocketAddr::from((backend_address(number), BACKEND_PORT))).unwrap()
         };
         let echoes = (1..).zip(&bench.backends).map(echo).collect();
         let balancer = Balancer::start(&bench.balancer, &config::text(daemon, &[service])).unwrap();
@@ -48,7 +48,7 @@ impl Scene {
     }
 
     fn connect(&self) -> TcpStream {
-        let address = SocketAddrV4::new(VIP, VIP_PORT).into();
+        let address = SocketAddr::from((VIP, VIP_PORT)).into();
         let stream = self.bench.client.run(|| Ok(TcpStream::connect_timeout(&address, LIMIT)?)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
@@ -315,7 +315,7 @@ fn a_new_service_begins_with_an_empty_ring() {
     scene.wait("no service", |status| status.services.is_empty());
     scene.balancer().call(&["flows", "kill", "--all"]).unwrap();
     // Another service, and nobody to serve it: refused until the backends of the first have gone with their last flow.
-    let address = SocketAddrV4::new(VIP, 81);
+    let address = SocketAddr::from((VIP, 81));
     let method = "least-packets";
     let other = Service { address, method, backends: Vec::new(), ..service(&[], "") };
     let other = config::text(only_one, &[other]);

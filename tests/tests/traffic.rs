@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use balancer_tests::{
     nginx::Nginx,
     packet::Segment,
     ping, status,
-    topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, VIP, backend_address, mac},
+    topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, Family, VIP, backend_address, mac},
 };
 use balancer_user::api::{AttachedMode, BackendStatus};
 
@@ -36,13 +36,26 @@ fn start(bench: &Topology, daemon: &str, services: &[Service]) -> Balancer {
     balancer
 }
 
-fn backend(number: u8) -> SocketAddrV4 {
-    SocketAddrV4::new(backend_address(number), BACKEND_PORT)
+fn backend(number: u8) -> SocketAddr {
+    backend_of(Family::Ipv4, number)
+}
+
+fn backend_of(family: Family, number: u8) -> SocketAddr {
+    SocketAddr::new(family.backend(number), BACKEND_PORT)
+}
+
+/// The bench with addresses of a family.
+fn bench_of(family: Family) -> Topology {
+    Plan { ipv6: family == Family::Ipv6, ..Plan::default() }.build().unwrap()
 }
 
 /// A UDP socket on the client; its own port makes it a flow of its own.
 fn client_socket(bench: &Topology, port: u16) -> UdpSocket {
-    let socket = bench.client.run(|| Ok(UdpSocket::bind((CLIENT, port))?)).unwrap();
+    client_socket_of(Family::Ipv4, bench, port)
+}
+
+fn client_socket_of(family: Family, bench: &Topology, port: u16) -> UdpSocket {
+    let socket = bench.client.run(|| Ok(UdpSocket::bind((family.client(), port))?)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket
 }
@@ -50,6 +63,7 @@ fn client_socket(bench: &Topology, port: u16) -> UdpSocket {
 /// Everything that the balancer has to do with, captured outside it: requests where they arrive, and replies both where
 /// they leave the backend and where they arrive at the client.
 struct Watch {
+    family: Family,
     requests: Vec<Capture>,
     replies: Vec<Capture>,
     client: Capture,
@@ -57,10 +71,15 @@ struct Watch {
 
 impl Watch {
     fn start(bench: &Topology) -> Watch {
+        Watch::of(Family::Ipv4, bench)
+    }
+
+    fn of(family: Family, bench: &Topology) -> Watch {
         let requests = bench.backends.iter().map(|netns| Capture::start(netns, "e0").unwrap());
         let replies = (1..=bench.backends.len())
             .map(|number| Capture::start(&bench.switch, &format!("p{number}")).unwrap());
         Watch {
+            family,
             requests: requests.collect(),
             replies: replies.collect(),
             client: Capture::start(&bench.client, "c0").unwrap(),
@@ -70,8 +89,9 @@ impl Watch {
     /// Packets and bytes of each backend so far, both directions together.
     fn traffic(&self) -> Vec<(u64, u64)> {
         let sums = self.requests.iter().zip(&self.replies).zip(1..).map(|((requests, replies), number)| {
-            let to = total(requests.packets().iter().filter(|packet| packet.destination == backend(number)));
-            let from = total(replies.packets().iter().filter(|packet| packet.source == backend(number)));
+            let own = backend_of(self.family, number);
+            let to = total(requests.packets().iter().filter(|packet| packet.destination == own));
+            let from = total(replies.packets().iter().filter(|packet| packet.source == own));
             (to.0 + from.0, to.1 + from.1)
         });
         sums.collect()
@@ -90,9 +110,10 @@ impl Watch {
     /// Ends all captures and checks each packet: addresses, MACs, TTL, and that every reply came through. Returns what
     /// each backend received.
     fn assert_translated(self) -> Vec<Vec<Packet>> {
+        let family = self.family;
         let arrived: Vec<Packet> = self.client.finish().unwrap();
         for packet in &arrived {
-            assert_eq!(packet.source, SocketAddrV4::new(VIP, VIP_PORT), "{packet:?}");
+            assert_eq!(packet.source, SocketAddr::new(family.vip(), VIP_PORT), "{packet:?}");
             assert_eq!(packet.macs, [mac(CLIENT), mac(BALANCER_CLIENT_SIDE)], "{packet:?}");
             assert_eq!(packet.ttl, LOWERED, "{packet:?}");
         }
@@ -103,8 +124,8 @@ impl Watch {
             // The switch floods what it has not learned yet.
             packets.retain(|packet| packet.macs[0] == mac(backend_address(number)));
             for packet in &packets {
-                assert_eq!(packet.destination, backend(number), "{packet:?}");
-                assert_eq!(*packet.source.ip(), CLIENT, "{packet:?}");
+                assert_eq!(packet.destination, backend_of(family, number), "{packet:?}");
+                assert_eq!(packet.source.ip(), family.client(), "{packet:?}");
                 assert_eq!(packet.macs[1], mac(BALANCER_BACKEND_SIDE), "{packet:?}");
                 assert_eq!(packet.ttl, LOWERED, "{packet:?}");
             }
@@ -123,6 +144,10 @@ fn assert_kernel_forwards_nothing(bench: &Topology) {
     let (names, values) = (ip.next().unwrap().split(' '), ip.next().unwrap().split(' '));
     let forwarded = names.zip(values).find(|(name, _)| *name == "ForwDatagrams");
     assert_eq!(forwarded, Some(("ForwDatagrams", "0")));
+    assert_eq!(read("/proc/sys/net/ipv6/conf/all/forwarding").trim(), "0");
+    let snmp = read("/proc/thread-self/net/snmp6");
+    let forwarded = snmp.lines().find_map(|line| line.strip_prefix("Ip6OutForwDatagrams"));
+    assert_eq!(forwarded.map(str::trim), Some("0"));
 }
 
 /// Bytes that differ with their place: a swapped, repeated or truncated segment shows.
@@ -136,22 +161,25 @@ fn curl(bench: &Topology, arguments: &[&str]) -> String {
     bench.client.output("curl", &[&always, arguments].concat()).unwrap()
 }
 
-fn web(mode: AttachedMode, connections: usize) {
-    let bench = Plan::default().build().unwrap();
+fn web(family: Family, mode: AttachedMode, connections: usize) {
+    let bench = bench_of(family);
+    let vip = SocketAddr::new(family.vip(), VIP_PORT);
     let servers: Vec<Nginx> = (1..)
         .zip(&bench.backends)
-        .map(|(number, netns)| Nginx::start(netns, backend(number), &format!("b{number}")).unwrap())
+        .map(|(number, netns)| {
+            Nginx::start(netns, backend_of(family, number), &format!("b{number}")).unwrap()
+        })
         .collect();
-    let service = Service::new("tcp", "least-packets", &[1, 1, 1]);
+    let service = Service::of(family, "tcp", "least-packets", &[1, 1, 1]);
     let balancer = start(&bench, &format!("xdp-mode = \"{mode}\""), &[service]);
     let attached = status::read(&balancer).unwrap().interfaces;
     assert!(attached.len() == 2 && attached.iter().all(|interface| interface.mode == mode), "{attached:?}");
-    let watch = Watch::start(&bench);
+    let watch = Watch::of(family, &bench);
 
     // Short connections, each with the name of whom it reached and the port that it came from.
     let mut reached: HashMap<u16, String> = HashMap::new();
     for _ in 0..connections {
-        let answer = curl(&bench, &["--write-out", " %{local_port}", &format!("http://{VIP}/name")]);
+        let answer = curl(&bench, &["--write-out", " %{local_port}", &format!("http://{vip}/name")]);
         let (name, port) = answer.split_once(' ').unwrap();
         assert!(reached.insert(port.parse().unwrap(), name.to_owned()).is_none(), "a port twice");
     }
@@ -161,12 +189,12 @@ fn web(mode: AttachedMode, connections: usize) {
         fs::write(server.file("down"), &content).unwrap();
     }
     let received = servers[0].directory().join("received");
-    curl(&bench, &["--output", received.to_str().unwrap(), &format!("http://{VIP}/files/down")]);
+    curl(&bench, &["--output", received.to_str().unwrap(), &format!("http://{vip}/files/down")]);
     assert!(fs::read(&received).unwrap() == content, "the downloaded bytes differ");
     let content = pattern(5 << 20);
     let sent = servers[0].directory().join("sent");
     fs::write(&sent, &content).unwrap();
-    curl(&bench, &["--upload-file", sent.to_str().unwrap(), &format!("http://{VIP}/files/up")]);
+    curl(&bench, &["--upload-file", sent.to_str().unwrap(), &format!("http://{vip}/files/up")]);
     let stored: Vec<_> = servers.iter().filter_map(|server| fs::read(server.file("up")).ok()).collect();
     assert!(stored == [content], "the uploaded bytes differ");
 
@@ -187,38 +215,58 @@ fn web(mode: AttachedMode, connections: usize) {
 
 #[test]
 fn a_web_server_behind_the_balancer_serves_every_byte() {
-    web(AttachedMode::Native, 100);
+    web(Family::Ipv4, AttachedMode::Native, 100);
 }
 
 #[test]
 fn generic_mode_carries_the_same() {
-    web(AttachedMode::Generic, 30);
+    web(Family::Ipv4, AttachedMode::Generic, 30);
+}
+
+#[test]
+fn a_web_server_serves_every_byte_over_ipv6() {
+    web(Family::Ipv6, AttachedMode::Native, 100);
+}
+
+#[test]
+fn generic_mode_carries_the_same_over_ipv6() {
+    web(Family::Ipv6, AttachedMode::Generic, 30);
 }
 
 #[test]
 fn datagrams_come_back_byte_for_byte_from_the_virtual_address() {
-    let bench = Plan::default().build().unwrap();
+    // An IPv4 header and that of UDP; then the longest datagram that fits.
+    datagrams(Family::Ipv4, 20 + 8);
+}
+
+#[test]
+fn datagrams_come_back_byte_for_byte_over_ipv6() {
+    datagrams(Family::Ipv6, 40 + 8);
+}
+
+fn datagrams(family: Family, headers: usize) {
+    let bench = bench_of(family);
     let _servers: Vec<Echo> = (1..)
         .zip(&bench.backends)
-        .map(|(number, netns)| Echo::udp(netns, backend(number)).unwrap())
+        .map(|(number, netns)| Echo::udp(netns, backend_of(family, number)).unwrap())
         .collect();
-    let balancer = start(&bench, "", &[Service::new("udp", "round-robin", &[1, 1, 1])]);
-    let watch = Watch::start(&bench);
-    let vip = SocketAddrV4::new(VIP, VIP_PORT);
-    let lengths = [0, 1, 2, 3, 17, 18, 19, 100, 511, 1000, 1471, 1472];
+    let balancer = start(&bench, "", &[Service::of(family, "udp", "round-robin", &[1, 1, 1])]);
+    let watch = Watch::of(family, &bench);
+    let vip = SocketAddr::new(family.vip(), VIP_PORT);
+    let lengths = [0, 1, 2, 3, 17, 18, 19, 100, 511, 1000, 1499 - headers, 1500 - headers];
     let mut buffer = vec![0; 2000];
     for conversation in 0..6 {
-        let socket = client_socket(&bench, 40_000 + conversation as u16);
+        let socket = client_socket_of(family, &bench, 40_000 + conversation as u16);
         for length in lengths {
             let datagram: Vec<u8> = pattern(length + conversation).split_off(conversation);
             socket.send_to(&datagram, vip).unwrap();
             let (length, source) = socket.recv_from(&mut buffer).unwrap();
-            assert_eq!(source, vip.into());
+            assert_eq!(source, vip);
             assert!(buffer[..length] == datagram, "the bytes differ");
         }
     }
     watch.assert_counted(&balancer);
-    let one = lengths.iter().map(|length| 2 * (*length as u64 + 28)).sum::<u64>();
+    let one = lengths.iter().map(|length| 2 * (length + headers) as u64).sum::<u64>();
     let expected = [(2 * 2 * lengths.len() as u64, 2 * one); 3];
     assert_eq!(status::traffic(&status::read(&balancer).unwrap().services[0]), expected);
     let requests = watch.assert_translated();
@@ -356,7 +404,7 @@ fn what_is_not_for_the_service_reaches_the_host() {
     let bench = Plan::backends(1).build().unwrap();
     let _server = Nginx::start(bench.backend(1).unwrap(), backend(1), "b1").unwrap();
     // The virtual address is the host's own.
-    let address = SocketAddrV4::new(BALANCER_CLIENT_SIDE, VIP_PORT);
+    let address = SocketAddr::from((BALANCER_CLIENT_SIDE, VIP_PORT));
     let balancer = start(&bench, "", &[Service { address, ..Service::new("tcp", "least-packets", &[1]) }]);
     let listener = bench.balancer.run(|| Ok(TcpListener::bind((BALANCER_CLIENT_SIDE, 22))?)).unwrap();
     thread::scope(|scope| {
@@ -503,7 +551,7 @@ fn jumbo_frames_are_carried_whole() {
 #[test]
 fn a_datagram_to_the_port_of_a_tcp_service_reaches_the_host() {
     let bench = Plan::backends(1).build().unwrap();
-    let address = SocketAddrV4::new(BALANCER_CLIENT_SIDE, VIP_PORT);
+    let address = SocketAddr::from((BALANCER_CLIENT_SIDE, VIP_PORT));
     let balancer = start(&bench, "", &[Service { address, ..Service::new("tcp", "least-packets", &[1]) }]);
     let host = bench.balancer.run(|| Ok(UdpSocket::bind((BALANCER_CLIENT_SIDE, VIP_PORT))?)).unwrap();
     host.set_read_timeout(Some(LIMIT)).unwrap();

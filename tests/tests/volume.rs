@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     iter,
-    net::{SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     os::unix::fs::FileExt as _,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
@@ -88,7 +88,7 @@ fn a_million_datagrams_are_counted_exactly_and_arrive() {
     status::wait_until_up(&balancer).unwrap();
     // Somebody must be there, or each datagram is answered with an error; nobody needs to read.
     let bind = |(number, netns): (u8, &Netns)| {
-        let address = SocketAddrV4::new(backend_address(number), BACKEND_PORT);
+        let address = SocketAddr::from((backend_address(number), BACKEND_PORT));
         netns.run(|| Ok(UdpSocket::bind(address)?)).unwrap()
     };
     let _sockets: Vec<UdpSocket> = (1..).zip(&bench.backends).map(bind).collect();

@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, vec::Vec};
 
-use balancer_common::{
-    Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, UDP, ability, role,
-};
+use balancer_common::{Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role};
 
 use super::{
     buffer::{Buffer, Kernel, Memory},
-    frame::{ACK, Endpoint, FIN, Frame, SYN, translated},
+    frame::{ACK, Endpoint, FIN, Frame, SYN, address, translated},
 };
 use crate::{Verdict, process};
 
@@ -38,6 +36,7 @@ impl Bed {
         persistence_prefix: 0,
         persistence_timeout: 0,
         reserved: [0; 2],
+        address: [0; 16],
     };
     pub const UDP_SERVICE: Service = Service {
         id: 1,
@@ -50,6 +49,7 @@ impl Bed {
         persistence_prefix: 0,
         persistence_timeout: 0,
         reserved: [0; 2],
+        address: [0; 16],
     };
     pub const MTU: u16 = 1500;
 
@@ -80,23 +80,23 @@ impl Bed {
         kernel.hops.insert(0, hop([0; 6], 0, Bed::CLIENT_SIDE, 1));
         kernel.hops.insert(1, hop([0; 6], 1, Bed::BACKEND_SIDE, 2));
         kernel.hops.insert(2, hop([0; 6], 2, Bed::THIRD_SIDE, 3));
-        for (id, (address, port)) in Bed::BACKENDS.into_iter().take(backends).enumerate() {
+        for (id, (short, port)) in Bed::BACKENDS.into_iter().take(backends).enumerate() {
             kernel.backends[id] = Backend {
-                address,
+                address: address(short),
                 port: port.to_be_bytes(),
                 abilities: ability::SERVE | ability::TAKE,
                 ..Backend::default()
             };
             let hop = hop(Bed::BACKEND_MACS[id], 1, Bed::BACKEND_SIDE, 2);
             kernel.hops.insert(MAX_PORTS + id as u32, hop);
-            kernel.roles.insert(address, role::BACKEND);
+            kernel.roles.insert(address(short), role::BACKEND);
         }
-        for (address, port) in Bed::VIPS {
+        for vip in Bed::VIPS {
             for (protocol, service) in [(TCP, Bed::TCP_SERVICE), (UDP, Bed::UDP_SERVICE)] {
-                let key = ServiceKey { address, port: port.to_be_bytes(), protocol, reserved: 0 };
-                kernel.services.insert(key, service);
+                let key = kernel.key(vip, protocol);
+                kernel.services.insert(key, Service { address: address(vip.0), ..service });
             }
-            kernel.roles.insert(address, role::SERVICE);
+            kernel.roles.insert(address(vip.0), role::SERVICE);
         }
         let bed = Bed { kernel };
         bed.set_ring(&Vec::from_iter(0..backends as BackendId));

@@ -10,14 +10,23 @@ use std::{
 };
 
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowEntry, MAX_PORTS,
-    NO_TWIN, NextHop, Phase, Reason, Remembered, ResponseTimes, RingWord, Service, ServiceId, ServiceKey,
-    WAYS, flags,
+    Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowAddresses,
+    FlowEntry, FlowKey, Fragment, FragmentKey, MAX_PORTS, NO_TWIN, NextHop, Phase, Reason, Remembered,
+    ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
 };
 use bytemuck::Zeroable;
 
-use super::turns::Turns;
-use crate::{Environment, FlowMemory, Packet, Way, enter, packet::Wire, table};
+use super::{
+    frame::{self, Endpoint, FAMILY},
+    turns::Turns,
+};
+use crate::{
+    Environment, FlowMemory, Packet, Way, enter, icmp,
+    open::{Choice, Opening},
+    packet::Wire,
+    source,
+    table::{self, Found},
+};
 
 /// Bytes before a frame in its allocation, which it can grow into.
 const HEADROOM: usize = 64;
@@ -103,6 +112,7 @@ pub struct Memory {
     seed: [u64; 2],
     tags: Box<[UnsafeCell<u64>]>,
     buckets: Box<[UnsafeCell<Bucket>]>,
+    addresses: Box<[UnsafeCell<FlowAddresses>]>,
 }
 
 // SAFETY: the data plane reaches it through raw pointers, and its protocol for doing so from several CPUs is what
@@ -117,6 +127,9 @@ impl Memory {
             seed,
             tags: (0..buckets).map(|_| UnsafeCell::new(0)).collect(),
             buckets: (0..buckets).map(|_| UnsafeCell::new(bucket)).collect(),
+            addresses: (0..buckets as usize * WAYS)
+                .map(|_| UnsafeCell::new(FlowAddresses::zeroed()))
+                .collect(),
         })
     }
 
@@ -129,6 +142,13 @@ impl Memory {
     pub fn entry(&self, index: u32) -> FlowEntry {
         // SAFETY: valid and aligned; `Pod` types have no invalid values.
         unsafe { self.place(index).read_volatile() }
+    }
+
+    /// Writes an entry.
+    pub fn put(&self, index: u32, entry: &FlowEntry) -> Found {
+        // SAFETY: valid and aligned, and nobody else's.
+        unsafe { self.place(index).write(*entry) };
+        Found::at(self, index, entry.control)
     }
 
     /// Writes an entry's control word, as another CPU would.
@@ -145,6 +165,12 @@ impl Memory {
             // SAFETY: as above.
             unsafe { (&raw mut (*self.place(index)).key.source).write([203, 0, 113, 9]) };
         }
+    }
+
+    /// Gives the IPv6 flow of an entry another source.
+    pub fn change_source(&self, index: u32, source: Address) {
+        // SAFETY: valid, aligned, and nobody else's.
+        unsafe { (*self.addresses[index as usize].get()).source = source };
     }
 
     /// Makes one entry the twin of another.
@@ -246,7 +272,7 @@ pub struct Kernel {
     pub ingress: Cell<u32>,
     pub ports: HashMap<u32, u16>,
     pub services: HashMap<ServiceKey, Service>,
-    pub roles: HashMap<[u8; 4], u32>,
+    pub roles: HashMap<Address, u32>,
     /// What backends answer from.
     pub endpoints: HashMap<ServiceKey, u32>,
     /// By service: how many slots were taken, and the slots.
@@ -260,6 +286,11 @@ pub struct Kernel {
     pub evicted: [Cell<u64>; 3],
     /// The clients that services remember.
     pub clients: RefCell<HashMap<ClientKey, Remembered>>,
+    opening: UnsafeCell<Opening>,
+    icmp: UnsafeCell<icmp::Addresses>,
+    /// Whether it may send ICMP errors now.
+    pub sends_icmp: Cell<bool>,
+    fragments: RefCell<HashMap<FragmentKey, Fragment>>,
     /// The precise clock.
     pub precise: Cell<u32>,
     times: Vec<UnsafeCell<ResponseTimes>>,
@@ -292,6 +323,19 @@ impl Kernel {
             profiles: (0..2).map(|_| UnsafeCell::new(AgeProfile::zeroed())).collect(),
             evicted: Default::default(),
             clients: RefCell::default(),
+            icmp: UnsafeCell::default(),
+            sends_icmp: Cell::new(false),
+            fragments: RefCell::default(),
+            opening: UnsafeCell::new(Opening {
+                client: [0; 16],
+                key: FlowKey::zeroed(),
+                service: Service::default(),
+                neighbour: [0; 6],
+                ingress: 0,
+                port: 0,
+                choice: Choice::plain(0),
+                reply: FlowKey::zeroed(),
+            }),
             precise: Cell::new(0),
             times: (0..backends).map(|_| UnsafeCell::default()).collect(),
             counters: (0..backends).map(|_| UnsafeCell::default()).collect(),
@@ -311,6 +355,17 @@ impl Kernel {
     /// How many slots of a service's ring were taken.
     pub fn taken(&self, service: ServiceId) -> u64 {
         self.rings.borrow()[&service].0.taken()
+    }
+
+    /// The key of what is at an endpoint.
+    pub fn key(&self, (short, port): Endpoint, protocol: u8) -> ServiceKey {
+        let address = self.short(short);
+        ServiceKey { address, port: port.to_be_bytes(), protocol, family: FAMILY.get() }
+    }
+
+    /// An address as keys have it.
+    pub fn short(&self, address: [u8; 4]) -> [u8; 4] {
+        source::short(self, FAMILY.get(), &frame::address(address))
     }
 
     /// The hop to a backend.
@@ -418,8 +473,21 @@ impl Environment for Kernel {
         self.endpoints.get(key).copied().unwrap_or(0)
     }
 
-    fn roles(&self, address: [u8; 4]) -> u32 {
-        self.roles.get(&address).copied().unwrap_or(0)
+    fn has_ipv6(&self) -> bool {
+        true
+    }
+
+    fn addresses(&self, index: u32) -> Option<*mut FlowAddresses> {
+        self.take_turn();
+        self.memory.addresses.get(index as usize).map(UnsafeCell::get)
+    }
+
+    fn opening(&self) -> Option<*mut Opening> {
+        Some(self.opening.get())
+    }
+
+    fn roles(&self, address: &Address) -> u32 {
+        self.roles.get(address).copied().unwrap_or(0)
     }
 
     fn take(&self, service: ServiceId) -> RingWord {
@@ -435,11 +503,23 @@ impl Environment for Kernel {
     }
 
     fn may_send_icmp(&self, _now: u32) -> bool {
-        true
+        self.sends_icmp.get()
     }
 
-    fn backend(&self, id: BackendId) -> Option<Backend> {
-        self.backends.get(usize::from(id)).copied()
+    fn fragment(&self, key: &FragmentKey) -> Fragment {
+        self.fragments.borrow().get(key).copied().unwrap_or_default()
+    }
+
+    fn set_fragment(&self, key: &FragmentKey, value: &Fragment) {
+        self.fragments.borrow_mut().insert(*key, *value);
+    }
+
+    fn icmp_addresses(&self) -> Option<*mut icmp::Addresses> {
+        Some(self.icmp.get())
+    }
+
+    fn backend(&self, id: BackendId) -> Option<&Backend> {
+        self.backends.get(usize::from(id))
     }
 
     fn remembered(&self, client: &ClientKey) -> Remembered {
@@ -450,8 +530,8 @@ impl Environment for Kernel {
         self.clients.borrow_mut().insert(*client, *value);
     }
 
-    fn next_hop(&self, index: u32) -> Option<NextHop> {
-        self.hops.get(&index).copied()
+    fn next_hop(&self, index: u32) -> Option<&NextHop> {
+        self.hops.get(&index)
     }
 
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters> {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, vec::Vec};
 
-use balancer_common::{FlowEntry, FlowKey, NO_TWIN, NextHop, Reason, UDP, flags};
+use balancer_common::{FlowEntry, FlowKey, NO_TWIN, NextHop, Reason, UDP, family, flags};
 use bytemuck::Zeroable;
 
 use super::{
@@ -70,7 +70,8 @@ fn a_flow_that_another_cpu_is_opening() {
         source_port: source.1.to_be_bytes(),
         destination_port: destination.1.to_be_bytes(),
         protocol: UDP,
-        reserved: [0; 3],
+        family: family::IPV4,
+        reserved: [0; 2],
     };
     for vip in Bed::VIPS {
         let bed = Bed::new(1);

@@ -2,17 +2,19 @@
 
 use std::{vec, vec::Vec};
 
-use balancer_common::{FlowEntry, UDP};
+use balancer_common::{FlowEntry, FlowKey, UDP};
 use bytemuck::Zeroable;
 use proptest::{collection::vec as bytes, prelude::*};
 
 use super::{
+    bed::Bed,
     buffer::Buffer,
     cases,
-    frame::{Endpoint, Frame, L4, l4_checksum_at, sum_anew, translated},
+    frame::{Endpoint, FAMILY, Frame, L4, address, l4_checksum_at, sum_anew, translated},
 };
 use crate::{
     checksum::{Delta, update},
+    enter,
     parse::parse,
     rewrite::{Translation, rewrite},
 };
@@ -22,12 +24,14 @@ const FROM: [u8; 6] = [2, 0, 0, 0, 0, 10];
 
 /// What a flow entry with these endpoints holds, from the parsed frame's.
 fn entry(frame: &Frame, source: Endpoint, destination: Endpoint) -> FlowEntry {
-    let addresses =
-        Delta::default().address(frame.source.0, source.0).address(frame.destination.0, destination.0);
+    let addresses = Delta::default()
+        .address(&address(frame.source.0), &address(source.0))
+        .address(&address(frame.destination.0), &address(destination.0));
     let ports = Delta::default()
         .word(frame.source.1.to_be_bytes(), source.1.to_be_bytes())
         .word(frame.destination.1.to_be_bytes(), destination.1.to_be_bytes());
     FlowEntry {
+        key: FlowKey { family: FAMILY.get(), ..FlowKey::zeroed() },
         new_source: source.0,
         new_destination: destination.0,
         new_source_port: source.1.to_be_bytes(),
@@ -38,11 +42,16 @@ fn entry(frame: &Frame, source: Endpoint, destination: Endpoint) -> FlowEntry {
     }
 }
 
-/// Rewrites a frame as a flow of these endpoints does.
+/// Rewrites a frame as a flow of this entry does.
 fn rewritten(input: &[u8], entry: &FlowEntry) -> Vec<u8> {
+    let bed = Bed::new(1);
+    let found = bed.kernel.memory.put(0, entry);
+    let ends =
+        [entry.key.source, entry.key.destination, entry.new_source, entry.new_destination].map(address);
+    enter::set_addresses(&bed.kernel, 0, ends.each_ref());
     let buffer = Buffer::new(input);
-    let parsed = parse(&buffer).unwrap_or_else(|_| panic!("not a frame: {input:02x?}"));
-    rewrite(&parsed, &Translation::of(entry), TO, FROM);
+    let parsed = parse(&buffer, &bed.kernel).unwrap_or_else(|_| panic!("not a frame: {input:02x?}"));
+    rewrite(&parsed, &Translation::of(&bed.kernel, &found), TO, FROM);
     buffer.bytes()
 }
 
@@ -101,13 +110,13 @@ proptest! {
 
     /// Reading all words in the other byte order gives the same sum in that order (RFC 1071, section 2B).
     #[test]
-    fn byte_order_does_not_matter(sum: [u8; 2], old: [u8; 2], new: [u8; 2], from: [u8; 4], to: [u8; 4]) {
+    fn byte_order_does_not_matter(sum: [u8; 2], old: [u8; 2], new: [u8; 2], from: [u8; 16], to: [u8; 16]) {
         fn swap<const N: usize>(mut bytes: [u8; N]) -> [u8; N] {
             bytes.chunks_mut(2).for_each(<[u8]>::reverse);
             bytes
         }
-        let here = update(sum, Delta::default().word(old, new).address(from, to).fold());
-        let there = Delta::default().word(swap(old), swap(new)).address(swap(from), swap(to)).fold();
+        let here = update(sum, Delta::default().word(old, new).address(&from, &to).fold());
+        let there = Delta::default().word(swap(old), swap(new)).address(&swap(from), &swap(to)).fold();
         prop_assert_eq!(swap(update(swap(sum), there)), here);
     }
 
@@ -142,7 +151,7 @@ fn every_old_sum_is_updated_exactly() {
 /// Carries out of 32 bits are added back in, not lost.
 #[test]
 fn the_largest_changes_are_folded_exactly() {
-    let widest = Delta::default().address([0; 4], [0xff; 4]);
+    let widest = Delta::default().address(&[0; 16], &[0xff; 16]);
     for word in [0, 1, 2, 0xfffe, 0xffff_u16] {
         for parts in 1..=2 {
             let addresses = [widest; 2].into_iter().take(parts).fold(Delta::default(), Delta::and);

@@ -6,7 +6,7 @@ use balancer_common::{ResponseTimes, option};
 
 use super::{
     bed::{Bed, FIN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, Frame, PSH, RST, SYN},
+    frame::{ACK, Frame, PSH, RST, SYN, both},
 };
 
 /// One backend and one TCP connection, whose client's first byte has number 100 and whose backend's has 500.
@@ -55,7 +55,7 @@ fn counts(bed: &Bed) -> [u64; 4] {
     [counters.asked, counters.answered, times.count, times.sum]
 }
 
-#[test]
+both! {
 fn a_request_is_timed_from_its_first_byte_to_the_first_of_its_answer() {
     let connection = Connection::new();
     assert_eq!(connection.counts(), [0; 4], "the handshake is no exchange");
@@ -75,7 +75,6 @@ fn a_request_is_timed_from_its_first_byte_to_the_first_of_its_answer() {
     assert_eq!(times, ResponseTimes { sum: 800, count: 2, histogram });
 }
 
-#[test]
 fn what_is_sent_again_begins_and_ends_nothing() {
     let connection = Connection::new();
     connection.ask(1_000, 100, 10, 500);
@@ -94,7 +93,6 @@ fn what_is_sent_again_begins_and_ends_nothing() {
     assert_eq!(connection.counts(), [2, 2, 2, 1_400]);
 }
 
-#[test]
 fn sequence_numbers_wrap() {
     let bed = followed();
     bed.request(&Frame { sequence: [u32::MAX - 4, 0], ..to_vip(SYN) });
@@ -109,7 +107,6 @@ fn sequence_numbers_wrap() {
     assert_eq!(connection.counts(), [2, 2, 2, 15]);
 }
 
-#[test]
 fn a_failure_ends_the_exchange_and_is_no_answer() {
     for end in [&[to_client(0, RST | ACK)][..], &[to_client(0, FIN_ACK)]] {
         let connection = Connection::new();
@@ -128,7 +125,6 @@ fn a_failure_ends_the_exchange_and_is_no_answer() {
     assert_eq!(connection.counts(), [1, 1, 0, 0], "a flow that expired and gave way");
 }
 
-#[test]
 fn datagrams_are_exchanges_too() {
     let bed = followed();
     bed.kernel.precise.set(10);
@@ -142,10 +138,10 @@ fn datagrams_are_exchanges_too() {
     assert_eq!(counts(&bed), [2, 1, 1, 30]);
 }
 
-#[test]
 fn a_service_that_does_not_ask_for_it_pays_nothing() {
     let bed = Bed::new(1);
     bed.request(&datagram());
     bed.reply(&answer(0), VIP);
     assert_eq!(counts(&bed), [0; 4]);
+}
 }

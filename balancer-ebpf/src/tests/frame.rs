@@ -1,8 +1,8 @@
 //! Frames, and what the RFCs say of them: written without the data plane's code, to judge it by.
 
-use std::{vec, vec::Vec};
+use std::{cell::Cell, thread_local, vec, vec::Vec};
 
-use balancer_common::{TCP, UDP};
+use balancer_common::{Address, TCP, UDP, family, mapped};
 
 pub const FIN: u8 = 0x01;
 pub const SYN: u8 = 0x02;
@@ -10,10 +10,54 @@ pub const RST: u8 = 0x04;
 pub const PSH: u8 = 0x08;
 pub const ACK: u8 = 0x10;
 
-/// An address and a port.
+/// An address and a port. Where IPv6 is tested, the four bytes are the last ones of an address of 2001:db8::/96.
 pub type Endpoint = ([u8; 4], u16);
 
-/// An Ethernet frame with an IPv4 packet of TCP or UDP.
+thread_local! {
+    /// The family of what this test builds.
+    pub static FAMILY: Cell<u8> = const { Cell::new(family::IPV4) };
+}
+
+/// Makes two tests of one: with IPv4, and with IPv6.
+macro_rules! both {
+    ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {$(
+        $(#[$meta])*
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn ipv4() $body
+
+            #[test]
+            fn ipv6() {
+                $crate::tests::frame::FAMILY.set(balancer_common::family::IPV6);
+                $body
+            }
+        }
+    )*};
+}
+pub(super) use both;
+
+/// The whole address.
+pub fn address([a, b, c, d]: [u8; 4]) -> Address {
+    match FAMILY.get() {
+        family::IPV4 => mapped([a, b, c, d]),
+        _ => [0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d],
+    }
+}
+
+/// The bytes of an address in a packet.
+fn on_wire(address: [u8; 4]) -> Vec<u8> {
+    let whole = self::address(address);
+    if FAMILY.get() == family::IPV4 { address.to_vec() } else { whole.to_vec() }
+}
+
+/// Bytes of an IP header without options.
+pub fn ip_header() -> usize {
+    if FAMILY.get() == family::IPV4 { 20 } else { 40 }
+}
+
+/// An Ethernet frame with an IP packet of TCP or UDP.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub to: [u8; 6],
@@ -23,8 +67,12 @@ pub struct Frame {
     pub ttl: u8,
     /// TCP: sequence and acknowledgement number.
     pub sequence: [u32; 2],
+    /// VLAN tags, with the EtherTypes in front of them.
+    pub tags: Vec<[u8; 4]>,
     /// IPv4 options: a multiple of 4 bytes, at most 40.
     pub options: Vec<u8>,
+    /// IPv6 extension headers: the number of each, and what follows its first byte.
+    pub extensions: Vec<(u8, Vec<u8>)>,
     pub l4: L4,
     pub payload: Vec<u8>,
 }
@@ -53,7 +101,9 @@ impl Frame {
             destination,
             ttl: 64,
             sequence: [1, 2],
+            tags: vec![],
             options: vec![],
+            extensions: vec![],
             l4: L4::Tcp { flags, options: vec![] },
             payload: vec![],
         }
@@ -79,23 +129,36 @@ impl Frame {
         segment =
             [&self.source.1.to_be_bytes()[..], &self.destination.1.to_be_bytes(), &segment, &self.payload]
                 .concat();
-        let length = (20 + self.options.len() + segment.len()) as u16;
-        let [high, low] = length.to_be_bytes();
-        let first = 0x45 + (self.options.len() / 4) as u8;
-        let ip = [
-            &[first, 0, high, low, 0x12, 0x34, 0, 0, self.ttl, protocol, 0, 0][..],
-            &self.source.0,
-            &self.destination.0,
-            &self.options,
-        ]
-        .concat();
-        let mut frame = [&self.to[..], &self.from, &[8, 0], &ip, &segment].concat();
+        let (ether_type, ip) = match FAMILY.get() {
+            family::IPV4 => ([0x08, 0x00], self.ipv4(protocol, segment.len())),
+            _ => ([0x86, 0xdd], self.ipv6(protocol, segment.len())),
+        };
+        let mut frame = [&self.to[..], &self.from, &self.tags.concat(), &ether_type, &ip, &segment].concat();
         if !matches!(self.l4, L4::Udp { is_summed: false }) {
             let place = l4_checksum_at(&frame);
             frame[place] = 0xff;
         }
         sum_anew(&mut frame);
         frame
+    }
+
+    fn ipv4(&self, protocol: u8, segment: usize) -> Vec<u8> {
+        let [high, low] = ((20 + self.options.len() + segment) as u16).to_be_bytes();
+        let first = 0x45 + (self.options.len() / 4) as u8;
+        let fixed = [first, 0, high, low, 0x12, 0x34, 0, 0, self.ttl, protocol, 0, 0];
+        [&fixed[..], &self.source.0, &self.destination.0, &self.options].concat()
+    }
+
+    fn ipv6(&self, protocol: u8, segment: usize) -> Vec<u8> {
+        let mut chain = Vec::new();
+        let mut next = protocol;
+        for (number, rest) in self.extensions.iter().rev() {
+            chain = [&[next][..], rest, &chain].concat();
+            next = *number;
+        }
+        let [high, low] = ((chain.len() + segment) as u16).to_be_bytes();
+        let fixed = [0x60, 0x12, 0x34, 0x56, high, low, next, self.ttl];
+        [&fixed[..], &on_wire(self.source.0), &on_wire(self.destination.0), &chain].concat()
     }
 }
 
@@ -110,33 +173,68 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
+/// Where the IP header of a frame starts.
+pub fn l3_at(frame: &[u8]) -> usize {
+    let mut place = 12;
+    while [[0x81, 0x00], [0x88, 0xa8]].contains(&[frame[place], frame[place + 1]]) {
+        place += 4;
+    }
+    place + 2
+}
+
+/// The TCP or UDP header of a frame: which of both it is, and where it starts.
+fn upper(frame: &[u8]) -> (u8, usize) {
+    let l3 = l3_at(frame);
+    if frame[l3] >> 4 == 4 {
+        return (frame[l3 + 9], l3 + usize::from(frame[l3] & 15) * 4);
+    }
+    let (mut next, mut place) = (frame[l3 + 6], l3 + 40);
+    while ![TCP, UDP].contains(&next) {
+        let length = usize::from(frame[place + 1]);
+        let size = match next {
+            44 => 8,
+            51 => (length + 2) * 4,
+            _ => (length + 1) * 8,
+        };
+        (next, place) = (frame[place], place + size);
+    }
+    (next, place)
+}
+
 /// Where the TCP or UDP header of a frame starts.
 pub fn l4_at(frame: &[u8]) -> usize {
-    14 + usize::from(frame[14] & 15) * 4
+    upper(frame).1
 }
 
 /// Where the TCP or UDP checksum of a frame lies.
 pub fn l4_checksum_at(frame: &[u8]) -> usize {
-    l4_at(frame) + if frame[23] == TCP { 16 } else { 6 }
+    let (protocol, l4) = upper(frame);
+    l4 + if protocol == TCP { 16 } else { 6 }
 }
 
 /// Computes both checksums of a frame from nothing. A UDP checksum of 0 stays (RFC 768).
 pub fn sum_anew(frame: &mut [u8]) {
-    let (l4, place) = (l4_at(frame), l4_checksum_at(frame));
-    frame[24..26].fill(0);
-    let header = checksum(&frame[14..l4]);
-    frame[24..26].copy_from_slice(&header.to_be_bytes());
-    if frame[23] == UDP && frame[place..place + 2] == [0, 0] {
+    let (l3, (protocol, l4), place) = (l3_at(frame), upper(frame), l4_checksum_at(frame));
+    let word = |frame: &[u8], at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+    let is_ipv4 = frame[l3] >> 4 == 4;
+    if is_ipv4 {
+        frame[l3 + 10..l3 + 12].fill(0);
+        let header = checksum(&frame[l3..l4]);
+        frame[l3 + 10..l3 + 12].copy_from_slice(&header.to_be_bytes());
+    }
+    if protocol == UDP && frame[place..place + 2] == [0, 0] {
         return;
     }
-    let end = match frame[23] {
-        UDP => l4 + usize::from(u16::from_be_bytes([frame[l4 + 4], frame[l4 + 5]])),
-        _ => 14 + usize::from(u16::from_be_bytes([frame[16], frame[17]])),
+    let end = match (protocol, is_ipv4) {
+        (UDP, _) => l4 + word(frame, l4 + 4),
+        (_, true) => l3 + word(frame, l3 + 2),
+        (_, false) => l3 + 40 + word(frame, l3 + 4),
     };
     frame[place..place + 2].fill(0);
     let length = ((end - l4) as u16).to_be_bytes();
-    let pseudo = [&frame[26..34], &[0, frame[23]], &length, &frame[l4..end]].concat();
-    let sum = match (checksum(&pseudo), frame[23]) {
+    let addresses = if is_ipv4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
+    let pseudo = [&frame[addresses], &[0, protocol], &length, &frame[l4..end]].concat();
+    let sum = match (checksum(&pseudo), protocol) {
         (0, UDP) => 0xffff,
         (sum, _) => sum,
     };
@@ -153,12 +251,13 @@ pub fn translated(
     destination: Endpoint,
 ) -> Vec<u8> {
     let mut frame = input.to_vec();
-    let l4 = l4_at(&frame);
+    let (l3, l4) = (l3_at(&frame), l4_at(&frame));
     frame[..6].copy_from_slice(&to);
     frame[6..12].copy_from_slice(&from);
-    frame[22] -= 1;
-    frame[26..30].copy_from_slice(&source.0);
-    frame[30..34].copy_from_slice(&destination.0);
+    let (ttl, addresses) = if frame[l3] >> 4 == 4 { (8, 12) } else { (7, 8) };
+    frame[l3 + ttl] -= 1;
+    let ends = [on_wire(source.0), on_wire(destination.0)].concat();
+    frame[l3 + addresses..][..ends.len()].copy_from_slice(&ends);
     frame[l4..l4 + 2].copy_from_slice(&source.1.to_be_bytes());
     frame[l4 + 2..l4 + 4].copy_from_slice(&destination.1.to_be_bytes());
     sum_anew(&mut frame);

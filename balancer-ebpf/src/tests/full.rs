@@ -6,12 +6,12 @@ use bytemuck::Zeroable;
 use super::{
     bed::{Bed, VIP, to_vip},
     buffer::insert,
-    frame::{ACK, Frame, SYN},
+    frame::{ACK, Frame, SYN, both},
 };
 use crate::table;
 
+both! {
 /// A whole bucket of established flows lets no new one in, one of half-open ones does; the count stays exact.
-#[test]
 fn established_flows_are_not_pushed_out() {
     let bed = Bed::with_table(1, 1);
     let client = |number: u16| ([10, 0, 1, 10], 40_000 + number);
@@ -45,7 +45,6 @@ fn established_flows_are_not_pushed_out() {
 }
 
 /// A flow of which one direction alone speaks is in use as well.
-#[test]
 fn a_flow_that_only_the_backend_keeps_alive_is_not_idle() {
     let bed = Bed::with_table(1, 1);
     let client = |number: u16| ([10, 0, 1, 10], 40_000 + number);
@@ -62,7 +61,6 @@ fn a_flow_that_only_the_backend_keeps_alive_is_not_idle() {
 }
 
 /// Room for one direction only: neither is kept, and nothing counts as opened and closed.
-#[test]
 fn a_flow_without_room_for_its_replies_is_refused() {
     let bed = Bed::with_table(1, 1);
     for number in 0..7 {
@@ -77,6 +75,7 @@ fn a_flow_without_room_for_its_replies_is_refused() {
     assert_eq!(bed.flows(), (0, 0), "a flow that never was is neither opened nor closed");
     bed.kernel.memory.assert_consistent();
 }
+}
 
 /// A flow from one of many clients.
 fn log_line(number: u16) -> Frame {
@@ -87,8 +86,8 @@ fn evicted(bed: &Bed) -> [u64; 3] {
     bed.kernel.evicted.each_ref().map(|count| count.get())
 }
 
+both! {
 /// A datagram alone gives way to any other; a client that goes on sending does not, though nobody answers it.
-#[test]
 fn one_way_flows_are_not_pushed_out_by_single_datagrams() {
     let bed = Bed::with_table(1, 1);
     for number in 0..50 {
@@ -117,7 +116,6 @@ fn one_way_flows_are_not_pushed_out_by_single_datagrams() {
 }
 
 /// Of flows that are idle, those that were never answered go first, whoever has been silent for longer.
-#[test]
 fn idle_one_way_flows_give_way_before_established_ones() {
     let bed = Bed::with_table(1, 1);
     for number in 0..2 {
@@ -141,4 +139,5 @@ fn idle_one_way_flows_give_way_before_established_ones() {
         assert_eq!(bed.request(&log_line(number)), 0);
     }
     assert_eq!(bed.flows(), (8, 4));
+}
 }

@@ -6,7 +6,7 @@ use balancer_common::{Reason, selector};
 
 use super::{
     bed::{Bed, FIN_ACK, SYN_ACK, UNIT, VIP, to_client, to_vip},
-    frame::{ACK, FIN, Frame, PSH, RST, SYN},
+    frame::{ACK, FIN, Frame, PSH, RST, SYN, both},
 };
 
 fn hashed(selector: u8) -> Bed {
@@ -17,8 +17,8 @@ fn hashed(selector: u8) -> Bed {
     bed
 }
 
+both! {
 /// What belongs into the middle of a connection goes where its SYN would have gone.
-#[test]
 fn a_segment_without_a_flow_goes_where_the_hash_says() {
     for selector in [selector::SOURCE, selector::FLOW] {
         let mut seen = Vec::new();
@@ -38,7 +38,6 @@ fn a_segment_without_a_flow_goes_where_the_hash_says() {
 }
 
 /// Unproven until the backend goes on with it: until then it lives as long as a half-open flow.
-#[test]
 fn such_a_flow_is_established_by_the_backend() {
     for answered in [false, true] {
         let bed = hashed(selector::FLOW);
@@ -53,7 +52,6 @@ fn such_a_flow_is_established_by_the_backend() {
     }
 }
 
-#[test]
 fn what_opens_no_connection_anywhere_opens_none_here() {
     for flags in [RST, RST | ACK, SYN_ACK] {
         hashed(selector::FLOW).refused(1, &to_vip(flags).bytes(), Reason::UnknownFlow);
@@ -64,4 +62,5 @@ fn what_opens_no_connection_anywhere_opens_none_here() {
     for flags in [ACK, FIN_ACK] {
         Bed::new(3).refused(1, &to_vip(flags).bytes(), Reason::UnknownFlow);
     }
+}
 }

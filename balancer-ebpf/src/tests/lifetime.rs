@@ -6,7 +6,7 @@ use balancer_common::{FlowState::Established, Reason};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, Frame, PSH, RST, SYN},
+    frame::{ACK, Frame, PSH, RST, SYN, both},
 };
 use crate::Verdict;
 
@@ -70,8 +70,8 @@ impl Life {
     }
 }
 
+both! {
 /// Timeouts are judged at lookup, to the stamp, refreshed by either direction, and across the wrap of the clock.
-#[test]
 fn a_flow_lives_exactly_as_long_as_its_timeout() {
     for life in LIVES {
         for start in [1_000, 0, u32::MAX, u32::MAX - u32::from(life.timeout) * UNIT, 1 << 31] {
@@ -82,6 +82,7 @@ fn a_flow_lives_exactly_as_long_as_its_timeout() {
             }
         }
     }
+}
 }
 
 fn lives(life: &Life, start: u32, refreshes_by_request: bool, probes_by_request: bool) {
@@ -122,8 +123,8 @@ fn lives(life: &Life, start: u32, refreshes_by_request: bool, probes_by_request:
     bed.kernel.assert_active_is_exact();
 }
 
+both! {
 /// A UDP flow has one timeout, answered or not.
-#[test]
 fn an_unanswered_udp_flow_lives_as_long_as_an_answered_one() {
     let bed = Bed::new(2);
     assert_eq!(bed.request(&datagram()), 0);
@@ -133,9 +134,10 @@ fn an_unanswered_udp_flow_lives_as_long_as_an_answered_one() {
     assert_eq!(bed.request(&datagram()), 1);
     assert_eq!(bed.flows(), (2, 1));
 }
+}
 
+both! {
 /// A stamp that another CPU wrote just after this one read the clock is no nine years of silence.
-#[test]
 fn a_stamp_from_just_after_now_is_fresh() {
     let bed = Bed::new(2);
     bed.establish(CLIENT);
@@ -143,8 +145,9 @@ fn a_stamp_from_just_after_now_is_fresh() {
     assert_eq!(bed.request(&to_vip(ACK)), 0);
     bed.reply(&to_client(0, ACK), VIP);
 }
+}
 
-#[test]
+both! {
 fn a_syn_on_a_closed_flow_takes_the_next_slot() {
     type Close = fn(&Bed);
     let closings: [(&str, Close); 4] = [
@@ -186,9 +189,10 @@ fn a_syn_on_a_closed_flow_takes_the_next_slot() {
         bed.kernel.memory.assert_consistent();
     }
 }
+}
 
+both! {
 /// A RST that somebody else has sent in the name of an end ends nothing for long: that end goes on.
-#[test]
 fn a_forged_reset_does_not_end_a_flow() {
     type Send = fn(&Bed, u8);
     let by_client: Send = |bed, flags| assert_eq!(bed.request(&to_vip(flags)), 0);
@@ -228,9 +232,10 @@ fn a_forged_reset_does_not_end_a_flow() {
         assert_eq!(counts(&bed), ((1, 3), 2, 0), "two FINs are final");
     }
 }
+}
 
+both! {
 /// Only who has received the SYN-ACK completes the handshake: others don't know its number.
-#[test]
 fn a_handshake_is_completed_by_who_has_seen_the_answer() {
     for first in [500, 0, u32::MAX - 1, u32::MAX, 1 << 31] {
         let bed = Bed::new(1);
@@ -266,4 +271,5 @@ fn a_handshake_is_completed_by_who_has_seen_the_answer() {
         from_client(FIN_ACK, 7);
         assert_eq!(bed.flows(), (1, 1));
     }
+}
 }

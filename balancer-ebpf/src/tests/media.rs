@@ -1,10 +1,10 @@
 //! Media of RTSP services, in both directions.
 
-use balancer_common::{Reason, ServiceKey, UDP, endpoint, option};
+use balancer_common::{Reason, Service, TCP, UDP, endpoint, option};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, VIP, to_client, to_vip},
-    frame::{Endpoint, Frame, RST},
+    frame::{Endpoint, Frame, RST, address, both},
 };
 use crate::Verdict;
 
@@ -13,14 +13,13 @@ const DATA_PORT: u16 = 6970;
 /// Two servers of an RTSP service at `VIP`.
 fn rtsp() -> Bed {
     let mut bed = Bed::new(2);
-    let control = ServiceKey { address: VIP.0, port: VIP.1.to_be_bytes(), protocol: 6, reserved: 0 };
+    let control = bed.kernel.key(VIP, TCP);
     bed.kernel.services.get_mut(&control).unwrap().options = option::RTSP;
-    let port = DATA_PORT.to_be_bytes();
-    let media = ServiceKey { address: VIP.0, port, protocol: UDP, reserved: 0 };
-    let service = balancer_common::Service { id: 0, options: option::MEDIA, ..Bed::UDP_SERVICE };
+    let media = bed.kernel.key((VIP.0, DATA_PORT), UDP);
+    let service = Service { id: 0, address: address(VIP.0), options: option::MEDIA, ..Bed::UDP_SERVICE };
     bed.kernel.services.insert(media, service);
     for (id, (address, _)) in Bed::BACKENDS.into_iter().take(2).enumerate() {
-        let key = ServiceKey { address, port, protocol: UDP, reserved: 0 };
+        let key = bed.kernel.key((address, DATA_PORT), UDP);
         bed.kernel.endpoints.insert(key, endpoint::MEDIA | id as u32);
     }
     bed
@@ -48,7 +47,7 @@ fn translated(bed: &Bed, ingress: u32, frame: &Frame, source: Endpoint, destinat
     assert_eq!(output, super::frame::translated(&input, to, from, source, destination));
 }
 
-#[test]
+both! {
 fn media_follow_the_control_connection_whoever_speaks_first() {
     for server_first in [false, true] {
         for skipped in 0..2 {
@@ -76,7 +75,6 @@ fn media_follow_the_control_connection_whoever_speaks_first() {
     }
 }
 
-#[test]
 fn without_a_live_control_connection_there_are_none() {
     let vip = (VIP.0, DATA_PORT);
     let refused = |bed: &Bed| {
@@ -109,10 +107,10 @@ fn without_a_live_control_connection_there_are_none() {
     }
 }
 
-#[test]
 fn other_ports_of_the_server_are_none_of_it() {
     let bed = rtsp();
     let backend = bed.establish(CLIENT);
     bed.passed(2, &received((Bed::BACKENDS[backend].0, DATA_PORT + 1)).bytes());
     bed.passed(1, &sent((VIP.0, DATA_PORT + 1)).bytes());
+}
 }

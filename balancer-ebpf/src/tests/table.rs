@@ -6,7 +6,9 @@ use std::{
     vec::Vec,
 };
 
-use balancer_common::{Control, FlowEntry, FlowKey, FlowState, NO_TWIN, TCP, WAYS, flags, flow_buckets};
+use balancer_common::{
+    Control, FlowEntry, FlowKey, FlowState, NO_TWIN, TCP, WAYS, family, flags, flow_buckets,
+};
 use bytemuck::Zeroable;
 use proptest::{collection::vec as sequence, prelude::*};
 
@@ -38,7 +40,15 @@ fn key(number: u32, is_reply: bool) -> FlowKey {
     };
     let [source, destination] = if is_reply { [server, client] } else { [client, server] };
     let [source_port, destination_port] = if is_reply { [server_port, port] } else { [port, server_port] };
-    FlowKey { source, destination, source_port, destination_port, protocol: TCP, reserved: [0; 3] }
+    FlowKey {
+        source,
+        destination,
+        source_port,
+        destination_port,
+        protocol: TCP,
+        family: family::IPV4,
+        reserved: [0; 2],
+    }
 }
 
 fn entry(key: FlowKey, marks: u8, stamp: u32) -> FlowEntry {

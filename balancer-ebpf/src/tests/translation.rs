@@ -2,39 +2,39 @@
 
 use std::{collections::HashSet, vec, vec::Vec};
 
-use balancer_common::{FIRST_SNAT_PORT, PORT_REST, Reason, ServiceKey, TCP, Traffic, UDP, role};
+use balancer_common::{FIRST_SNAT_PORT, PORT_REST, Reason, TCP, Traffic, UDP, role};
 use proptest::prelude::*;
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP},
     cases,
-    frame::{ACK, Endpoint, Frame, L4, PSH, RST, SYN, hex, translated},
+    frame::{ACK, Endpoint, Frame, L4, PSH, RST, SYN, address, both, hex, ip_header, l4_at, translated},
 };
 use crate::Verdict;
 
 /// What clients are given.
 const SNAT: [u8; 4] = [10, 0, 2, 1];
 /// The backends' own network.
-const NEAR: [u8; 4] = [255, 255, 255, 0];
-const HOST: [u8; 4] = [255; 4];
-const ALL: [u8; 4] = [0; 4];
+const NEAR: u32 = 120;
+const HOST: u32 = 128;
+const ALL: u32 = 0;
 /// On the backends' network.
 const NEIGHBOUR: Endpoint = ([10, 0, 2, 50], 40_000);
 
 /// A bed whose backends have a source for these clients.
-fn bed(backends: usize, mask: [u8; 4]) -> Bed {
-    with_table(backends, mask, 64)
+fn bed(backends: usize, prefix: u32) -> Bed {
+    with_table(backends, prefix, 64)
 }
 
-fn with_table(backends: usize, mask: [u8; 4], buckets: u32) -> Bed {
+fn with_table(backends: usize, prefix: u32, buckets: u32) -> Bed {
     let mut bed = Bed::with_table(backends, buckets);
     for backend in &mut bed.kernel.backends {
-        (backend.snat_address, backend.snat_mask) = (SNAT, mask);
+        (backend.snat_address, backend.snat_prefix) = (address(SNAT), prefix);
     }
-    bed.kernel.roles.insert(SNAT, role::LOCAL | role::SNAT);
-    for (address, port) in Bed::BACKENDS {
+    bed.kernel.roles.insert(address(SNAT), role::LOCAL | role::SNAT);
+    for backend in Bed::BACKENDS {
         for protocol in [TCP, UDP] {
-            let key = ServiceKey { address, port: port.to_be_bytes(), protocol, reserved: 0 };
+            let key = bed.kernel.key(backend, protocol);
             bed.kernel.endpoints.insert(key, balancer_common::endpoint::SERVER);
         }
     }
@@ -42,8 +42,10 @@ fn with_table(backends: usize, mask: [u8; 4], buckets: u32) -> Bed {
 }
 
 fn source_of(frame: &[u8]) -> Endpoint {
-    let l4 = 14 + usize::from(frame[14] & 15) * 4;
-    (frame[26..30].try_into().unwrap(), u16::from_be_bytes([frame[l4], frame[l4 + 1]]))
+    let l4 = l4_at(frame);
+    // The last four bytes of the source tell in either family.
+    let end = if frame[14] >> 4 == 4 { 30 } else { 38 };
+    (frame[end - 4..end].try_into().unwrap(), u16::from_be_bytes([frame[l4], frame[l4 + 1]]))
 }
 
 /// Sends a request, which must reach a backend with nothing else changed than a router that translates would: whom, and
@@ -91,14 +93,14 @@ fn opened_and_reset(bed: &Bed, client: Endpoint) -> u16 {
     port
 }
 
-#[test]
+both! {
 fn a_connection_of_a_neighbour_is_carried_both_ways() {
     let bed = bed(2, NEAR);
     let (backend, port) = translated_request(&bed, &Frame::tcp(NEIGHBOUR, VIP, SYN));
     reply(&bed, &from_backend(backend, port, SYN_ACK), NEIGHBOUR, VIP);
     let data = Frame { payload: vec![b'x'; 700], ..Frame::tcp(NEIGHBOUR, VIP, ACK | PSH) };
     assert_eq!(translated_request(&bed, &data), (backend, port));
-    let data = Frame { payload: vec![b'y'; 1460], ..from_backend(backend, port, ACK | PSH) };
+    let data = Frame { payload: vec![b'y'; 1440], ..from_backend(backend, port, ACK | PSH) };
     reply(&bed, &data, NEIGHBOUR, VIP);
     let longest = L4::Tcp { flags: ACK, options: vec![1; 40] };
     let data = Frame { options: vec![1; 40], l4: longest, ..from_backend(backend, port, ACK) };
@@ -107,9 +109,11 @@ fn a_connection_of_a_neighbour_is_carried_both_ways() {
     reply(&bed, &from_backend(backend, port, FIN_ACK), NEIGHBOUR, VIP);
     assert_eq!(translated_request(&bed, &Frame::tcp(NEIGHBOUR, VIP, ACK)), (backend, port));
     let counted = bed.kernel.counted(backend);
-    assert_eq!(counted.request, Traffic { packets: 4, bytes: 4 * 40 + 700 });
-    assert_eq!(counted.reply, Traffic { packets: 4, bytes: 4 * 40 + 80 + 1460 });
+    let (header, options) = if ip_header() == 20 { (40, 40) } else { (60, 0) };
+    assert_eq!(counted.request, Traffic { packets: 4, bytes: 4 * header + 700 });
+    assert_eq!(counted.reply, Traffic { packets: 4, bytes: 4 * header + 40 + options + 1440 });
     assert_eq!((bed.flows(), bed.kernel.dropped(), bed.kernel.taken(0)), ((1, 1), 0, 1));
+}
 }
 
 proptest! {
@@ -149,35 +153,34 @@ fn a_datagram_without_a_sum_keeps_none() {
     assert_eq!((verdict, &output[40..]), (Verdict::Redirect(1), &[0, 0, b'h', b'i'][..]));
 }
 
-/// By the network's mask, the client's address, and whether it is translated.
-#[test]
+both! {
+/// By the network's prefix, the client's address, and whether it is translated.
 fn a_client_keeps_its_source_unless_its_replies_would_pass_by() {
     let far = CLIENT;
-    for (mask, client, wanted) in [
+    for (prefix, client, wanted) in [
         (NEAR, NEIGHBOUR, true),
         (NEAR, ([10, 0, 2, 255], 1), true),
         (NEAR, ([10, 0, 3, 50], 40_000), false),
         (NEAR, far, false),
-        ([255, 255, 254, 0], ([10, 0, 3, 50], 40_000), true),
+        (119, ([10, 0, 3, 50], 40_000), true),
         (HOST, NEIGHBOUR, false),
         (ALL, far, true),
     ] {
         for frame in [Frame::tcp(client, VIP, SYN), Frame::udp(client, VIP, b"ask")] {
-            let (_, source) = request(&bed(1, mask), &frame);
-            assert_eq!(source.0 == SNAT, wanted, "{mask:?} {client:?}");
+            let (_, source) = request(&bed(1, prefix), &frame);
+            assert_eq!(source.0 == SNAT, wanted, "{prefix:?} {client:?}");
             assert!(wanted || source == client);
         }
-        let mut without = bed(1, mask);
-        without.kernel.backends[0].snat_address = [0; 4];
+        let mut without = bed(1, prefix);
+        without.kernel.backends[0].snat_address = [0; 16];
         assert_eq!(request(&without, &Frame::tcp(client, VIP, SYN)).1, client, "no source to give");
     }
 }
 
 /// Also when it gets itself, and when backends are behind a gateway, each on a network of its own.
-#[test]
 fn a_backend_that_calls_the_service_is_answered() {
-    for mask in [NEAR, HOST] {
-        let bed = bed(3, mask);
+    for prefix in [NEAR, HOST] {
+        let bed = bed(3, prefix);
         let caller = (Bed::BACKENDS[1].0, 40_000);
         for turn in 0..3 {
             let client = (caller.0, caller.1 + turn);
@@ -192,7 +195,6 @@ fn a_backend_that_calls_the_service_is_answered() {
 }
 
 /// One client port, two services, one backend.
-#[test]
 fn replies_that_would_look_alike_come_to_a_port_of_ours() {
     let bed = bed(2, NEAR);
     bed.set_ring(&[0]);
@@ -216,6 +218,7 @@ fn replies_that_would_look_alike_come_to_a_port_of_ours() {
     request(&bed, &Frame::tcp(CLIENT, VIP, RST));
     translated_request(&bed, &Frame::tcp(CLIENT, Bed::VIPS[1], RST));
     assert_eq!(request(&bed, &Frame::tcp(CLIENT, Bed::VIPS[1], SYN)), (0, CLIENT));
+}
 }
 
 /// The port that a client gets first at this moment, in a table that knows of no other.
@@ -251,8 +254,8 @@ const ENDS: [End; 4] = [
     End { what: "a datagram", packets: &[0], timeout: Bed::UDP_SERVICE.idle_timeout, has_successor: false },
 ];
 
+both! {
 /// A port that another flow had is given again, but not before it has rested.
-#[test]
 fn a_released_port_rests_for_a_minute() {
     for End { what, packets, timeout, has_successor } in ENDS {
         for start in [1_000, u32::MAX - 300] {
@@ -296,14 +299,12 @@ fn a_released_port_rests_for_a_minute() {
 }
 
 /// A minute is not shorter for the coarseness of the stamps.
-#[test]
 fn a_minute_is_a_minute() {
     const MINUTE: u64 = 60_000_000_000;
     assert!(u64::from(PORT_REST - 1) << 26 >= MINUTE && u64::from(PORT_REST - 2) << 26 <= MINUTE);
 }
 
 /// What comes late to a port that rests belongs to nobody: not to who had it, and not to who comes next.
-#[test]
 fn a_late_reply_reaches_nobody() {
     let bed = bed(1, NEAR);
     let port = opened_and_reset(&bed, NEIGHBOUR);
@@ -312,14 +313,16 @@ fn a_late_reply_reaches_nobody() {
     let (verdict, output) = bed.run(2, &from_backend(0, port, ACK).bytes());
     // The backend is told, as for any other flow that is forgotten.
     assert_eq!((verdict, &output[..6]), (Verdict::Transmit, &Bed::CLIENT_MAC[..]));
-    assert_eq!((&output[26..34], output[47]), (&[10, 0, 2, 1, 10, 0, 2, 11][..], RST));
+    let last_bytes = |end: usize| &output[end - 4..end];
+    let [source, destination] = if ip_header() == 20 { [30, 34] } else { [38, 54] }.map(last_bytes);
+    assert_eq!((source, destination), (&[10, 0, 2, 1][..], &[10, 0, 2, 11][..]));
+    assert_eq!(output[l4_at(&output) + 13], RST);
     assert_eq!(bed.kernel.drops(), [(Reason::OrphanReply, 1)]);
     reply(&bed, &from_backend(0, next, SYN_ACK), NEIGHBOUR, VIP);
     assert_eq!(bed.flows(), (2, 1));
 }
 
 /// To a port that clients are given the host itself never listens; its other ports are its own.
-#[test]
 fn what_the_host_asked_for_itself_passes() {
     let mut bed = bed(1, NEAR);
     let (low, high) = (FIRST_SNAT_PORT - 1, FIRST_SNAT_PORT);
@@ -330,11 +333,10 @@ fn what_the_host_asked_for_itself_passes() {
     let elsewhere = Frame::tcp((Bed::BACKENDS[0].0, 22), (SNAT, high), ACK);
     bed.passed(2, &elsewhere.bytes());
     // An address that no client is given.
-    bed.kernel.roles.insert(SNAT, role::LOCAL);
+    bed.kernel.roles.insert(address(SNAT), role::LOCAL);
     bed.passed(2, &from_backend(0, high, ACK).bytes());
 }
 
-#[test]
 fn a_source_that_claims_to_be_this_host_opens_no_flow() {
     let bed = bed(1, NEAR);
     for frame in [Frame::tcp((SNAT, 40_000), VIP, SYN), Frame::udp((SNAT, 40_000), VIP, b"")] {
@@ -343,7 +345,6 @@ fn a_source_that_claims_to_be_this_host_opens_no_flow() {
 }
 
 /// As many flows as there are ports, open and closed ones: no port twice, and then a refusal by name.
-#[test]
 fn ports_are_given_once_and_then_refused() {
     let bed = with_table(1, NEAR, 4096);
     let mut given = HashSet::new();
@@ -380,7 +381,6 @@ fn ports_are_given_once_and_then_refused() {
 }
 
 /// A client that comes again and again from one port, which closed its connections: no port twice in a minute.
-#[test]
 fn a_client_may_use_its_own_port_again_at_once() {
     let bed = with_table(1, NEAR, 512);
     let mut given = HashSet::new();
@@ -394,7 +394,6 @@ fn a_client_may_use_its_own_port_again_at_once() {
 }
 
 /// A full table: what rests gives way to what is opened, and nothing is counted for it.
-#[test]
 fn ports_that_rest_give_way_when_the_table_is_full() {
     let bed = with_table(1, NEAR, 1);
     for number in 0..100 {
@@ -403,4 +402,5 @@ fn ports_that_rest_give_way_when_the_table_is_full() {
         bed.kernel.assert_active_is_exact();
     }
     assert_eq!((bed.flows(), bed.kernel.dropped()), ((100, 100), 0));
+}
 }

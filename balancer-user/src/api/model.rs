@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -54,7 +54,7 @@ pub struct ServiceStatus {
     /// Its name.
     pub name: String,
     /// What clients talk to.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Its protocol.
     pub protocol: Protocol,
     /// How the backend of a new flow is chosen.
@@ -71,7 +71,7 @@ pub struct BackendStatus {
     /// Its name.
     pub name: String,
     /// Where it listens.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// Its configured weight, 0 to 100.
     pub weight: u8,
     /// What it is there for, and whether it can serve.
@@ -302,7 +302,7 @@ pub(crate) mod tests {
     pub(crate) fn example() -> Status {
         let backend = |last: u8, weight| BackendStatus {
             name: format!("web-{last}"),
-            address: SocketAddrV4::new([10, 0, 0, last].into(), 8080),
+            address: ([10, 0, 0, last], 8080).into(),
             weight,
             state: if weight == 0 { BackendState::Unreachable } else { BackendState::Up },
             since_s: 12.3,
@@ -340,7 +340,7 @@ pub(crate) mod tests {
         Status {
             services: vec![ServiceStatus {
                 name: "web".to_owned(),
-                address: SocketAddrV4::new([192, 0, 2, 10].into(), 80),
+                address: ([192, 0, 2, 10], 80).into(),
                 protocol: Protocol::Tcp,
                 method: Method::LeastPackets,
                 forward: Forward::Nat,

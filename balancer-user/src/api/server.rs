@@ -343,12 +343,7 @@ mod tests {
                 "422 Unprocessable Entity",
                 "unknown field `servcie`",
             ),
-            (
-                "/v1/flows/list",
-                r#"{"filter": {"client": "web"}}"#,
-                "422 Unprocessable Entity",
-                "no IPv4 network",
-            ),
+            ("/v1/flows/list", r#"{"filter": {"client": "web"}}"#, "422 Unprocessable Entity", "no network"),
             ("/v1/flows/list", r#"{"limit": -1}"#, "422 Unprocessable Entity", "invalid value: integer `-1`"),
             ("/v1/status", "{}", "405 Method Not Allowed", ""),
             ("/v1/flows", "{}", "404 Not Found", ""),

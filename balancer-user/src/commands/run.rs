@@ -1,6 +1,6 @@
 //! `balancer run`: from the configuration to the program on its interfaces, and the loop that steers it.
 
-use std::{io::IsTerminal as _, net::Ipv4Addr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{io::IsTerminal as _, net::IpAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio::{
@@ -125,6 +125,7 @@ fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
         backends: config.daemon.max_backends,
+        ipv6: config.ipv6(),
         profiled_age: Profile::reach(config.daemon.window),
     };
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
@@ -136,7 +137,7 @@ fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
-async fn first_network(netlink: &Netlink, addresses: &[Ipv4Addr]) -> Result<Network> {
+async fn first_network(netlink: &Netlink, addresses: &[IpAddr]) -> Result<Network> {
     let deadline = Monotonic::now().plus(NEIGHBOURS_AT_START);
     loop {
         let network = netlink.read(addresses).await?;

@@ -63,6 +63,15 @@ pub(super) const BACKEND: Schema = Schema {
 pub(super) struct Siblings {
     names: Once<Name>,
     addresses: Once<Endpoint>,
+    /// The address of their service, if it could be read.
+    service: Option<Endpoint>,
+}
+
+impl Siblings {
+    /// None yet, of the service at this address.
+    pub(super) fn of(service: Option<Endpoint>) -> Siblings {
+        Siblings { service, ..Siblings::default() }
+    }
 }
 
 impl Siblings {
@@ -93,7 +102,17 @@ impl Backend {
             let place = section.place_of("address");
             let what = format!("backend address {address} of this service");
             siblings.addresses.claim(address, place, &what, findings);
-            registry.note_backend_address(*address.ip(), place);
+            if let Some(service) = siblings.service
+                && service.family() != address.family()
+            {
+                let (own, of_service) = (address.family(), service.family());
+                let message = format!(
+                    "backend address {address} is {own}, and the address of its service, {service}, is {of_service}; \
+                     allowed: both of one family with `forward = \"nat\"`"
+                );
+                findings.add(place, message);
+            }
+            registry.note_backend_address(address.ip(), place);
         }
         let weights = value::integer(0..=u32::from(Weight::MAX));
         let weight = section.optional("weight", 1, weights, findings);

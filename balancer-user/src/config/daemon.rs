@@ -21,6 +21,8 @@ pub struct Daemon {
     pub socket: PathBuf,
     /// Absolute path of the directory of the pins; `None`: nothing is pinned.
     pub pin_path: Option<PathBuf>,
+    /// Whether there may be IPv6 services; `None`: if there is one at the start.
+    pub ipv6: Option<bool>,
     /// Time between two passes of the controller.
     pub tick: Duration,
     /// Over what time loads are measured: at least two ticks.
@@ -55,6 +57,7 @@ pub(super) const DAEMON: Schema = Schema {
         Key::new("xdp-mode", "xdp-mode = \"auto\"").of(&["auto", "native", "generic"]),
         Key::new("socket", "socket = \"/run/balancer/balancer.sock\""),
         Key::new("pin-path", "pin-path = \"/sys/fs/bpf/balancer\""),
+        Key::new("ipv6", "ipv6 = true"),
         Key::new("tick", "tick = \"100ms\""),
         Key::new("window", "window = \"14s\""),
         Key::new("max-flows", "max-flows = 262144"),
@@ -109,6 +112,7 @@ impl Daemon {
         let xdp_mode = section.optional("xdp-mode", XdpMode::Auto, value::choice(&modes, &[]), findings);
         let socket = section.optional("socket", DEFAULT_SOCKET.into(), socket_path, findings);
         let pins = section.optional("pin-path", Some(DEFAULT_PIN_PATH.into()), pin_path, findings);
+        let ipv6 = section.optional("ipv6", None, |value| value::boolean(value).map(Some), findings);
         let ticks = value::duration(Duration::from_millis(10)..=seconds(10));
         let tick = section.optional("tick", Duration::from_millis(100), ticks, findings);
         let windows = value::duration(seconds(1)..=seconds(300));
@@ -141,6 +145,7 @@ impl Daemon {
             xdp_mode: xdp_mode?,
             socket: socket?,
             pin_path: pins?,
+            ipv6: ipv6?,
             tick: tick?,
             window: window?,
             max_flows: max_flows?,

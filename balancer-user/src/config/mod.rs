@@ -62,6 +62,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether the program must know IPv6; `None`: that is all the same.
+    pub fn ipv6(&self) -> Option<bool> {
+        let is_needed = self.services.iter().any(|service| service.address.is_ipv6());
+        self.daemon.ipv6.or(is_needed.then_some(true))
+    }
+
     /// Reads and judges the file at `path`.
     ///
     /// # Errors

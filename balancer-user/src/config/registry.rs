@@ -1,5 +1,5 @@
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use super::backend::Backend;
 use super::daemon::Daemon;
@@ -19,16 +19,18 @@ pub const MOST_DATA_SOURCES: u32 = 65_536;
 pub(super) struct Registry {
     names: Once<Name>,
     keys: Once<(Endpoint, Protocol)>,
-    addresses: HashMap<Ipv4Addr, usize>,
+    /// Where the addresses of IPv6 services stand.
+    ipv6: Vec<usize>,
+    addresses: HashMap<IpAddr, usize>,
     /// Addresses and ports that media come from.
-    data_sources: Once<(Ipv4Addr, u16)>,
+    data_sources: Once<(IpAddr, u16)>,
     /// How many data ports there are, of services and of backends, and where the last were added.
     data_ports: [(u32, usize); 2],
     /// Places of all services, good or bad.
     services: Vec<usize>,
     /// Places of all backends, good or bad.
     backends: Vec<usize>,
-    backend_addresses: Vec<(Ipv4Addr, usize)>,
+    backend_addresses: Vec<(IpAddr, usize)>,
     /// Where UDP services reach their backends: the places of those, and whether the service keeps no flows.
     endpoints: HashMap<Endpoint, Vec<(usize, bool)>>,
 }
@@ -50,7 +52,10 @@ impl Registry {
         }
         let Some(address) = address else { return };
         let place = section.place_of("address");
-        self.addresses.entry(*address.ip()).or_insert(place);
+        if address.is_ipv6() {
+            self.ipv6.push(place);
+        }
+        self.addresses.entry(address.ip()).or_insert(place);
         if let Some(protocol) = protocol {
             let what = format!("service address {address} with {protocol}");
             self.keys.claim((address, protocol), place, &what, findings);
@@ -82,7 +87,7 @@ impl Registry {
         }
         for backend in backends {
             for port in ports.iter() {
-                let source = *backend.address.ip();
+                let source = backend.address.ip();
                 let what = format!("backend address {source} with data port {port}");
                 if !self.data_sources.claim((source, port), place, &what, findings) {
                     break;
@@ -97,7 +102,7 @@ impl Registry {
     }
 
     /// Notes the address of a backend.
-    pub(super) fn note_backend_address(&mut self, address: Ipv4Addr, place: usize) {
+    pub(super) fn note_backend_address(&mut self, address: IpAddr, place: usize) {
         self.backend_addresses.push((address, place));
     }
 
@@ -162,6 +167,10 @@ impl Registry {
             }
         }
         let Some(daemon) = daemon else { return };
+        for place in self.ipv6.iter().filter(|_| daemon.ipv6 == Some(false)) {
+            let message = "an IPv6 service with `ipv6 = false` in [daemon]; allowed: without, or with true";
+            findings.add(*place, message.to_owned());
+        }
         for (places, key, most) in [
             (&self.services, "max-services", daemon.max_services),
             (&self.backends, "max-backends", daemon.max_backends),

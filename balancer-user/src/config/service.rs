@@ -2,7 +2,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use balancer_common::ServiceKey;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +13,7 @@ use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
 use super::value::{self, Refused};
+use crate::address;
 use crate::method::Method;
 
 /// What clients talk to.
@@ -53,18 +53,6 @@ pub struct Service {
     pub unknown_flow: Refusal,
     /// The servers, in the order of the file; there may be none, and their weights may all be 0.
     pub backends: Vec<Backend>,
-}
-
-impl Service {
-    /// The service as the XDP program knows it.
-    pub fn key(&self) -> ServiceKey {
-        ServiceKey {
-            address: self.address.ip().octets(),
-            port: self.address.port().to_be_bytes(),
-            protocol: self.protocol.number(),
-            reserved: 0,
-        }
-    }
 }
 
 /// The protocol of a service.
@@ -155,7 +143,7 @@ pub enum Requests {
 /// By what a client is known again, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Persistence {
-    /// How many leading bits of its address count: 1 to 32.
+    /// How many leading bits of its address count: at most 32 for IPv4, 128 for IPv6; 0 = all clients are one.
     pub mask: u8,
     /// After this time without a new flow it is forgotten.
     pub timeout: Duration,
@@ -284,7 +272,7 @@ impl Service {
         let drain_timeout =
             section.optional("drain-timeout", DEFAULT_DRAIN_TIMEOUT, drain_timeouts, findings);
         let persistence = match section.get("persistence") {
-            Some(value) => Persistence::read(value, findings).map(Some),
+            Some(value) => Persistence::read(value, address, findings).map(Some),
             None => Some(None),
         };
         let rtsp_nat = match section.get("rtsp-nat") {
@@ -313,7 +301,7 @@ impl Service {
             Some(value) => section::list(value, "[[service.backend]]", findings)?,
             None => &[],
         };
-        let mut siblings = Siblings::default();
+        let mut siblings = Siblings::of(address);
         let mut backends = Vec::with_capacity(items.len());
         for item in items {
             backends.extend(Backend::read(item, &mut siblings, registry, findings));
@@ -432,9 +420,15 @@ fn read_rtsp_nat(
 }
 
 impl Persistence {
-    fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<Persistence> {
+    /// Of the service at `address`, if that could be read.
+    fn read(
+        value: &Value<'_>,
+        address: Option<Endpoint>,
+        findings: &mut Findings<'_>,
+    ) -> Option<Persistence> {
         let section = Section::open(&PERSISTENCE, value, findings)?;
-        let mask = section.optional("mask", 32, value::integer(1..=32), findings);
+        let whole = address.map_or(128, |address| u32::from(address::width(address.ip())));
+        let mask = section.optional("mask", whole, value::integer(0..=whole), findings);
         let timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let timeout = section.optional("timeout", Duration::from_secs(120), timeouts, findings);
         Some(Persistence { mask: u8::try_from(mask?).ok()?, timeout: timeout? })

@@ -37,7 +37,7 @@ impl Controller {
         let Choice { method, requests, unit } = choice(live.config.method, live.config.requests);
         Ok(Explanation {
             service: live.config.name.to_string(),
-            address: (*live.config.address).into(),
+            address: *live.config.address,
             method,
             requests,
             unit,
@@ -105,7 +105,7 @@ impl Controller {
         }
         Ok(Comparison {
             service: live.config.name.to_string(),
-            address: (*live.config.address).into(),
+            address: *live.config.address,
             today: choice(live.config.method, live.config.requests),
             instead: choice(method, requests),
             unknown: unknown.into_iter().map(ToOwned::to_owned).collect(),

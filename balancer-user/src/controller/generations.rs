@@ -59,6 +59,20 @@ impl Controller {
                 fixed.join(", ")
             )));
         }
+        match (self.datapath.has_ipv6(), config.ipv6()) {
+            (false, Some(true)) => {
+                return Err(Refusal::Wrong(
+                    "the balancer was started without IPv6, which can't change while it runs: take the IPv6 services and \
+                     `ipv6 = true` out, or restart (`ipv6 = true` in [daemon] makes room for services to come)"
+                        .to_owned(),
+                ));
+            }
+            (true, Some(false)) => {
+                let why = "`ipv6` can't change while the balancer runs: put it back, or restart";
+                return Err(Refusal::Wrong(why.to_owned()));
+            }
+            _ => {}
+        }
         let before = Config::parse(RUNNING, &self.generations.history.current().text);
         let differences = before.map_or_else(|_| Vec::new(), |before| before.differences(config));
         let is_same_daemon = self.daemon == config.daemon;

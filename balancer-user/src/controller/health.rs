@@ -1,6 +1,6 @@
 //! Whether backends serve, as their checks say.
 
-use std::{net::SocketAddrV4, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::Result;
 use balancer_common::{BackendId, ability};
@@ -31,7 +31,7 @@ impl Checked {
     ) -> Option<Checked> {
         let check = service.health.clone()?;
         let (service, name) = (service.name.to_string(), backend.name.to_string());
-        let address = SocketAddrV4::from(backend.address);
+        let address = SocketAddr::from(backend.address);
         let target = Arc::new(Target { id, service, backend: name, address, check });
         let was_down = seat.record.is_some_and(|record| record.abilities & ability::FAILED != 0);
         let judge = match &seat.health {

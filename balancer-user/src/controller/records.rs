@@ -10,9 +10,10 @@ use balancer_common::{
 
 use super::{
     Controller,
-    seats::{Duty, LiveBackend},
+    seats::{Duty, LiveBackend, front},
 };
 use crate::{
+    address,
     clock::Monotonic,
     config::{self, Daemon, DataPorts, Refusal, Requests},
     method::Method,
@@ -31,12 +32,7 @@ impl Controller {
                 self.datapath.set_backend(id, &record).with_context(what)?;
                 backend.record = Some(record);
             }
-            let from = ServiceKey {
-                address: record.address,
-                port: record.port,
-                protocol: backend.protocol,
-                reserved: 0,
-            };
+            let from = self.datapath.key(backend.endpoint, backend.protocol);
             let who = match backend.answers_as {
                 Some(_) => endpoint::ONE_PACKET | u32::from(id),
                 None => endpoint::SERVER,
@@ -68,9 +64,10 @@ impl Controller {
 
     /// Writes the services that have changed, and takes out those that are gone.
     pub(super) fn write_services(&mut self) -> Result<()> {
-        let mut keys: BTreeMap<[u8; 8], [u8; 16]> = BTreeMap::new();
+        let mut keys: BTreeMap<[u8; 8], [u8; 32]> = BTreeMap::new();
         for service in &self.services {
-            let (key, value) = (service.config.key(), value(&service.config, &self.daemon));
+            let (address, protocol) = front(&service.config);
+            let (key, value) = (self.datapath.key(address, protocol), value(&service.config, &self.daemon));
             keys.insert(bytemuck::cast(key), bytemuck::cast(Service { id: service.id, ..value }));
             for port in service.config.rtsp_nat.into_iter().flat_map(DataPorts::iter) {
                 let key = ServiceKey { port: port.to_be_bytes(), protocol: UDP, ..key };
@@ -107,11 +104,11 @@ fn record(backend: &LiveBackend) -> Backend {
     }
     let source = backend.given_source();
     Backend {
-        address: backend.endpoint.ip().octets(),
+        address: address::to_wire(backend.endpoint.ip()),
         port: backend.endpoint.port().to_be_bytes(),
         service: backend.service,
-        snat_address: source.map_or([0; 4], |source| source.address.octets()),
-        snat_mask: source.map_or([0; 4], |source| source.mask.octets()),
+        snat_address: source.map_or([0; 16], |source| address::to_wire(source.address)),
+        snat_prefix: source.map_or(0, |source| source.prefix.into()),
         abilities,
         ends: backend.ends().map_or(0, stamp),
         service_address: backend.answers_as.map_or([0; 4], |service| service.ip().octets()),
@@ -135,6 +132,7 @@ pub(super) fn duty(record: &Backend, now: Monotonic) -> Duty {
 /// What the program must know of a service, but for its number.
 fn value(service: &config::Service, daemon: &Daemon) -> Service {
     Service {
+        address: address::to_wire(service.address.ip()),
         idle_timeout: timeout(service.idle_timeout),
         half_open_timeout: timeout(daemon.half_open_timeout),
         closing_timeout: timeout(daemon.closing_timeout),
@@ -147,7 +145,9 @@ fn value(service: &config::Service, daemon: &Daemon) -> Service {
         options: if follows_exchanges(service) { option::EXCHANGES } else { 0 }
             | if service.rtsp_nat.is_some() { option::RTSP } else { 0 }
             | if service.one_packet { option::ONE_PACKET } else { 0 },
-        persistence_prefix: service.persistence.map_or(0, |persistence| persistence.mask),
+        persistence_prefix: service
+            .persistence
+            .map_or(0, |persistence| address::length_on_wire(service.address.ip(), persistence.mask)),
         persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
         ..Service::default()
     }
@@ -157,7 +157,14 @@ fn value(service: &config::Service, daemon: &Daemon) -> Service {
 fn media(control: &Service) -> Service {
     let idle_timeout = timeout(config::Protocol::Udp.default_idle_timeout());
     let [half_open_timeout, closing_timeout] = [control.half_open_timeout, control.closing_timeout];
-    Service { idle_timeout, half_open_timeout, closing_timeout, options: option::MEDIA, ..Service::default() }
+    Service {
+        address: control.address,
+        idle_timeout,
+        half_open_timeout,
+        closing_timeout,
+        options: option::MEDIA,
+        ..Service::default()
+    }
 }
 
 /// Whether the method compares what only requests and their answers show.

@@ -1,7 +1,7 @@
 //! Searches through the flow table for those who ask about flows. A search goes slice by slice, between the ticks, so that
 //! no tick waits for it however many flows there are. One is finished after the other.
 
-use std::{collections::VecDeque, net::SocketAddr, ops::Range, time::Duration};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use balancer_common::{BackendId, Phase, STAMP_SHIFT, ServiceId, TCP, WAYS, flags};
 
@@ -57,7 +57,7 @@ impl Wanted {
         let entry = &flow.entry;
         self.service.is_none_or(|service| service == entry.service)
             && self.backends.as_ref().is_none_or(|backends| backends.binary_search(&entry.backend).is_ok())
-            && self.client.is_none_or(|client| client.contains(entry.key.source.into()))
+            && self.client.is_none_or(|client| client.contains(flow.client().ip()))
             && self.state.is_none_or(|state| state_of(flow) == Some(state))
     }
 }
@@ -224,13 +224,11 @@ impl Controller {
     fn shown(&self, now: Monotonic, flow: &Flow) -> api::Flow {
         let entry = &flow.entry;
         let now = stamp(now);
-        let address = |address: [u8; 4], port: [u8; 2]| SocketAddr::from((address, u16::from_be_bytes(port)));
-        let service_address = address(entry.key.destination, entry.key.destination_port);
+        let [service_address, backend_address] = [flow.service(), flow.backend()];
         let service = self.services.iter().find(|live| live.id == entry.service);
-        let backend_address = address(entry.new_destination, entry.new_destination_port);
         let backend = self.backends.get(usize::from(entry.backend)).and_then(Option::as_ref);
         api::Flow {
-            client: address(entry.key.source, entry.key.source_port),
+            client: flow.client(),
             // What has left the configuration has no name any more.
             service: service.map_or_else(|| service_address.to_string(), |live| live.config.name.to_string()),
             service_address,

@@ -2,23 +2,26 @@
 //! another backend only when no flow is left that could lead to the former.
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use balancer_common::{
-    AgeProfile, BackendCounters, BackendId, NextHop, ResponseTimes, ServiceId, ServiceKey, Traffic, ability,
-    option,
+    AgeProfile, BackendCounters, BackendId, NextHop, ResponseTimes, Service, ServiceId, ServiceKey, Traffic,
+    ability, option,
 };
 use bytemuck::Zeroable as _;
 
 use super::{Controller, health::Checked, records};
 use crate::{
+    address,
     api::BackendState,
     balance::Balance,
     clock::Monotonic,
     config::{self, Config, DataPorts, Requests, Snat},
+    maglev,
     network::Source,
     responses::Histogram,
     window::Window,
@@ -48,7 +51,7 @@ pub(super) enum Duty {
 pub(super) struct LiveBackend {
     pub(super) service: ServiceId,
     pub(super) protocol: u8,
-    pub(super) endpoint: SocketAddrV4,
+    pub(super) endpoint: SocketAddr,
     /// `None` when it has left the configuration.
     pub(super) config: Option<config::Backend>,
     pub(super) requests: Requests,
@@ -76,7 +79,7 @@ pub(super) struct LiveBackend {
 }
 
 impl LiveBackend {
-    fn new(service: ServiceId, protocol: u8, endpoint: SocketAddrV4, duty: Duty) -> LiveBackend {
+    fn new(service: ServiceId, protocol: u8, endpoint: SocketAddr, duty: Duty) -> LiveBackend {
         LiveBackend {
             service,
             protocol,
@@ -138,7 +141,7 @@ impl LiveBackend {
 
     /// What tells it from others, on every balancer alike: its address and port.
     pub(super) fn identity(&self) -> u64 {
-        u64::from(u32::from(*self.endpoint.ip())) << 16 | u64::from(self.endpoint.port())
+        maglev::identity(self.endpoint)
     }
 
     /// Its share of the new flows: none if it takes none now.
@@ -148,12 +151,12 @@ impl LiveBackend {
         self.config.as_ref().filter(|_| takes).map_or(0, |config| config.weight.get())
     }
 
-    /// The source that clients are given whose replies would not come through here, and the mask of who they are.
+    /// The source that clients are given whose replies would not come through here, and whose network they are on.
     pub(super) fn given_source(&self) -> Option<Source> {
         let source = self.source?;
         match self.snat {
             Snat::Auto => Some(source),
-            Snat::Always => Some(Source { mask: Ipv4Addr::UNSPECIFIED, ..source }),
+            Snat::Always => Some(Source { prefix: 0, ..source }),
             Snat::Never => None,
         }
     }
@@ -167,12 +170,20 @@ impl LiveBackend {
     }
 }
 
+/// What clients talk to: address, port and IP protocol number.
+pub(super) type Front = (SocketAddr, u8);
+
+/// What the clients of a service talk to.
+pub(super) fn front(service: &config::Service) -> Front {
+    (*service.address, service.protocol.number())
+}
+
 /// Which numbers the services and backends of a configuration get.
 type Seating = Vec<(ServiceId, Vec<BackendId>)>;
 
 impl Controller {
     /// Takes over the numbers, flows and counters that an earlier daemon left. Returns its services.
-    pub(super) fn take_over(&mut self, now: Monotonic) -> Result<Vec<(ServiceKey, ServiceId)>> {
+    pub(super) fn take_over(&mut self, now: Monotonic) -> Result<Vec<(Front, ServiceId)>> {
         if !self.datapath.is_adopted() {
             return Ok(Vec::new());
         }
@@ -187,7 +198,7 @@ impl Controller {
             let record = self.datapath.backend(id)?;
             let mut seat = None;
             if record.abilities & ability::SERVE != 0 {
-                let endpoint = SocketAddrV4::new(record.address.into(), u16::from_be_bytes(record.port));
+                let endpoint = address::socket_from_wire(record.address, record.port);
                 let duty = records::duty(&record, now);
                 let of = services.iter().find(|(_, service)| service.id == record.service);
                 let protocol = of.map_or(0, |(key, _)| key.protocol);
@@ -206,7 +217,10 @@ impl Controller {
         self.read_counters()?;
         self.read_profiles()?;
         self.count_flows(now)?;
-        Ok(services.into_iter().map(|(key, service)| (key, service.id)).collect())
+        let front = |key: ServiceKey, service: &Service| {
+            (address::socket_from_wire(service.address, key.port), key.protocol)
+        };
+        Ok(services.into_iter().map(|(key, service)| (front(key, &service), service.id)).collect())
     }
 
     /// Applies a configuration; `left` are the services that the program knows.
@@ -214,7 +228,7 @@ impl Controller {
         &mut self,
         now: Monotonic,
         config: &Config,
-        left: Vec<(ServiceKey, ServiceId)>,
+        left: Vec<(Front, ServiceId)>,
     ) -> Result<()> {
         let seating = self.seat(config, &left)?;
         self.daemon = config.daemon.clone();
@@ -274,12 +288,13 @@ impl Controller {
     }
 
     /// Finds a number for each service and backend: its own, or a free one. Changes nothing.
-    fn seat(&self, config: &Config, left: &[(ServiceKey, ServiceId)]) -> Result<Seating> {
+    fn seat(&self, config: &Config, left: &[(Front, ServiceId)]) -> Result<Seating> {
+        self.tell_apart(config)?;
         let sizes = self.datapath.sizes();
         let mut services: Vec<Option<ServiceId>> = config
             .services
             .iter()
-            .map(|service| left.iter().find(|(key, _)| *key == service.key()).map(|(_, id)| *id))
+            .map(|service| left.iter().find(|(known, _)| *known == front(service)).map(|(_, id)| *id))
             .collect();
         // A service's number is in use as long as one of its backends is there, also when it has gone itself.
         let mut taken: Vec<ServiceId> = left.iter().map(|(_, id)| *id).collect();
@@ -317,6 +332,24 @@ impl Controller {
             seating.push((id, ids));
         }
         Ok(seating)
+    }
+
+    /// Refuses addresses that are one to the program, which finds services, and where media come from, by their digests.
+    fn tell_apart(&self, config: &Config) -> Result<()> {
+        let backends = config.services.iter().filter(|service| service.rtsp_nat.is_some());
+        let backends = backends.flat_map(|service| &service.backends).map(|backend| backend.address.ip());
+        let services = config.services.iter().map(|service| service.address.ip());
+        let mut seen: HashMap<_, IpAddr> = HashMap::new();
+        for address in services.chain(backends) {
+            let other = *seen.entry(self.datapath.key((address, 0).into(), 0)).or_insert(address);
+            if other != address {
+                bail!(
+                    "{other} and {address} can't be told apart by the numbers that this table has drawn: \
+                     start with `balancer run --fresh`, which draws others, and live flows are lost"
+                );
+            }
+        }
+        Ok(())
     }
 
     fn seat_backend(

@@ -1,21 +1,24 @@
 //! The controller's part in the flow table, without a system call: what has been silent for too long is freed, and what
 //! is there can be looked at and taken out. How an entry is claimed, read and freed is the program's own code.
 
-use std::{cell::RefCell, ops::Range, sync::atomic::Ordering};
+use std::{cell::RefCell, net::SocketAddr, ops::Range, sync::atomic::Ordering};
 
-use balancer_common::{BackendId, Bucket, FlowEntry, WAYS, flags};
+use balancer_common::{BackendId, Bucket, FlowAddresses, FlowEntry, WAYS, family, flags, mapped};
 use balancer_ebpf::{
     FlowMemory,
     table::{self, Found},
 };
 
 use super::memory::SharedArray;
+use crate::address;
 
 /// The flow table, shared with the program.
 pub struct FlowTable {
     seed: [u64; 2],
     tags: SharedArray<u64>,
     entries: SharedArray<FlowEntry>,
+    /// Those of the entries of IPv6 flows; as many as entries where there may be such.
+    addresses: SharedArray<FlowAddresses>,
 }
 
 /// A flow, as its request direction's entry was when it was looked at.
@@ -23,6 +26,7 @@ pub struct FlowTable {
 pub struct Flow {
     /// The entry.
     pub entry: FlowEntry,
+    addresses: FlowAddresses,
     found: Found,
 }
 
@@ -40,6 +44,21 @@ pub struct Sweep {
 }
 
 impl Flow {
+    /// Where the client talks from.
+    pub fn client(&self) -> SocketAddr {
+        address::socket_from_wire(self.addresses.source, self.entry.key.source_port)
+    }
+
+    /// What the client talks to.
+    pub fn service(&self) -> SocketAddr {
+        address::socket_from_wire(self.addresses.destination, self.entry.key.destination_port)
+    }
+
+    /// Who serves it.
+    pub fn backend(&self) -> SocketAddr {
+        address::socket_from_wire(self.addresses.new_destination, self.entry.new_destination_port)
+    }
+
     /// Where it is in the table: bucket × `WAYS` + way.
     pub fn index(&self) -> u32 {
         self.found.index
@@ -47,9 +66,15 @@ impl Flow {
 }
 
 impl FlowTable {
-    /// The table in this memory: one word of tags for each bucket, `WAYS` entries each.
-    pub(super) fn new(seed: [u64; 2], tags: SharedArray<u64>, entries: SharedArray<FlowEntry>) -> FlowTable {
-        FlowTable { seed, tags, entries }
+    /// The table in this memory: one word of tags for each bucket, `WAYS` entries each, and as many `addresses` if there may
+    /// be IPv6 flows.
+    pub(super) fn new(
+        seed: [u64; 2],
+        tags: SharedArray<u64>,
+        entries: SharedArray<FlowEntry>,
+        addresses: SharedArray<FlowAddresses>,
+    ) -> FlowTable {
+        FlowTable { seed, tags, entries, addresses }
     }
 
     /// How many buckets there are.
@@ -73,7 +98,7 @@ impl FlowTable {
         for _ in 0..count.min(buckets) {
             for index in self.used(next) {
                 let Some(found) = self.found(index) else { continue };
-                let is_doomed = self.read(found).is_some_and(|flow| doomed(&flow.entry));
+                let is_doomed = self.request(found).is_some_and(|entry| doomed(&entry));
                 if is_doomed || table::is_expired(self, &found, now) {
                     self.expire(&found, now, &ended);
                 }
@@ -138,16 +163,29 @@ impl FlowTable {
     }
 
     fn flow(&self, index: u32) -> Option<Flow> {
-        self.read(self.found(index)?)
+        let found = self.found(index)?;
+        let entry = self.request(found)?;
+        let addresses = self.addresses(index, &entry)?;
+        table::is_unchanged(&found).then_some(Flow { entry, addresses, found })
+    }
+
+    fn addresses(&self, index: u32, entry: &FlowEntry) -> Option<FlowAddresses> {
+        if entry.key.family == family::IPV6 {
+            let index = index as usize;
+            return (index < self.addresses.len()).then(|| self.addresses.snapshot(index));
+        }
+        let [source, destination, new_source, new_destination] =
+            [entry.key.source, entry.key.destination, entry.new_source, entry.new_destination].map(mapped);
+        Some(FlowAddresses { source, destination, new_source, new_destination })
     }
 
     /// `None` for the reply direction, and for one that has changed hands while it was read.
-    fn read(&self, found: Found) -> Option<Flow> {
+    fn request(&self, found: Found) -> Option<FlowEntry> {
         if found.control.flags() & flags::REPLY != 0 {
             return None;
         }
         let entry = FlowEntry { control: found.control, ..self.entries.snapshot(found.index as usize) };
-        table::is_unchanged(&found).then_some(Flow { entry, found })
+        table::is_unchanged(&found).then_some(entry)
     }
 }
 
@@ -204,7 +242,7 @@ mod tests {
     }
 
     fn table() -> FlowTable {
-        FlowTable::new([1, 2], memory(BUCKETS), memory(BUCKETS * WAYS))
+        FlowTable::new([1, 2], memory(BUCKETS), memory(BUCKETS * WAYS), memory(BUCKETS * WAYS))
     }
 
     /// Writes an entry as the program would, and says where it is.
@@ -264,6 +302,45 @@ mod tests {
         assert_eq!(seen(&table, 1..3), [8]);
         assert_eq!(seen(&table, 3..100), [30]);
         assert_eq!(seen(&table, 100..200), [0; 0]);
+    }
+
+    #[test]
+    fn a_flow_is_shown_with_its_whole_addresses() {
+        let table = table();
+        let key = balancer_common::FlowKey {
+            source: [10, 0, 1, 10],
+            destination: [192, 0, 2, 10],
+            source_port: 40_000u16.to_be_bytes(),
+            destination_port: 80u16.to_be_bytes(),
+            family: family::IPV4,
+            ..balancer_common::FlowKey::zeroed()
+        };
+        let entry = FlowEntry {
+            key,
+            new_destination: [10, 0, 2, 11],
+            new_destination_port: 8080u16.to_be_bytes(),
+            ..entry(NO_TWIN, 0, 5)
+        };
+        put(&table, 2, entry);
+        // The same numbers are the digests of an IPv6 flow.
+        put(&table, 9, FlowEntry { key: balancer_common::FlowKey { family: family::IPV6, ..key }, ..entry });
+        let [source, destination, new_source, new_destination] =
+            ["2001:db8:1::10", "2001:db8:aa::10", "2001:db8:1::10", "2001:db8:2::11"]
+                .map(|text| address::to_wire(text.parse().unwrap()));
+        let place = table.addresses.pointer(9).unwrap();
+        // SAFETY: valid, aligned, and nobody else's.
+        unsafe { place.write(FlowAddresses { source, destination, new_source, new_destination }) };
+        let shown: Vec<_> = table
+            .flows(0..BUCKETS)
+            .map(|flow| [flow.client(), flow.service(), flow.backend()].map(|end| end.to_string()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ["10.0.1.10:40000", "192.0.2.10:80", "10.0.2.11:8080"],
+                ["[2001:db8:1::10]:40000", "[2001:db8:aa::10]:80", "[2001:db8:2::11]:8080"],
+            ]
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
-use balancer_common::{BackendId, FlowEntry, NextHop, RING_SLOTS, Ring};
+use balancer_common::{BackendId, NextHop, RING_SLOTS, Ring};
 use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -92,10 +92,12 @@ impl SharedArray<Ring> {
     }
 }
 
-impl SharedArray<FlowEntry> {
-    /// A copy of an entry. It is one flow's only if the control word's sequence is the same before and after.
-    pub fn snapshot(&self, index: usize) -> FlowEntry {
-        let place = self.place(index, 0..size_of::<FlowEntry>()).cast::<[AtomicU64; 8]>();
+impl<T: Pod> SharedArray<T> {
+    /// A copy of a value that is one cache line. It is one flow's only if the sequence in the control word of the flow's entry
+    /// is the same before and after.
+    pub fn snapshot(&self, index: usize) -> T {
+        const { assert!(size_of::<T>() == 64 && align_of::<T>() == 64) };
+        let place = self.place(index, 0..size_of::<T>()).cast::<[AtomicU64; 8]>();
         // SAFETY: within the mapping and page-aligned plus multiples of 64; every word of it is read whole.
         let words = unsafe { &*place };
         bytemuck::cast(words.each_ref().map(|word| word.load(Ordering::Acquire)))

@@ -9,7 +9,14 @@ mod memory;
 mod pins;
 mod refusal;
 
-use std::{io, net::Ipv4Addr, os::fd::AsFd, path::Path, sync::atomic::Ordering, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    os::fd::AsFd,
+    path::Path,
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow};
 use aya::{
@@ -19,13 +26,15 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason, ResponseTimes, Ring,
-    RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, flow_buckets, names,
+    Address, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason,
+    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, WAYS, flow_buckets, names,
+    unmapped,
 };
 
+use balancer_ebpf::table;
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::config;
+use crate::{address, config};
 
 pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
@@ -50,20 +59,29 @@ pub struct Sizes {
     pub services: u32,
     /// Backends of all services together.
     pub backends: u32,
+    /// Whether there is room for the addresses of IPv6 flows; `None`: if the pinned maps have it.
+    pub ipv6: Option<bool>,
     /// Up to which age of a flow its packets count in the age profile of its service.
     pub profiled_age: Duration,
 }
 
 impl Sizes {
     /// What the pinned maps must have been made with.
-    fn wanted(self) -> [pins::Wanted; 5] {
-        [
+    fn wanted(self) -> Vec<pins::Wanted> {
+        let addresses = self.ipv6.map(|ipv6| (names::FLOW_ADDRESSES, "ipv6", self.address_buckets(ipv6)));
+        let always = [
             (names::FLOW_TAGS, "max-flows", self.buckets()),
             (names::FLOWS, "max-flows", self.buckets()),
             (names::SERVICES, "max-services", self.services + config::MOST_DATA_PORTS),
             (names::RINGS, "max-services", self.services),
             (names::BACKENDS, "max-backends", self.backends),
-        ]
+        ];
+        always.into_iter().chain(addresses).collect()
+    }
+
+    /// Buckets of the addresses of IPv6 flows.
+    fn address_buckets(self, ipv6: bool) -> u32 {
+        if ipv6 { self.buckets() } else { 1 }
     }
 
     /// Clients that are remembered.
@@ -80,10 +98,10 @@ impl Sizes {
 /// The loaded program and its maps.
 pub struct Datapath {
     ebpf: Ebpf,
-    services: HashMap<MapData, [u8; 8], [u8; 16]>,
-    addresses: HashMap<MapData, [u8; 4], u32>,
+    services: HashMap<MapData, [u8; 8], [u8; 32]>,
+    addresses: HashMap<MapData, Address, u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
-    backends: Array<MapData, [u8; 32]>,
+    backends: Array<MapData, [u8; 56]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
@@ -96,7 +114,9 @@ pub struct Datapath {
     next_hops: SharedArray<NextHop>,
     unresolved: SharedArray<u64>,
     flows: FlowTable,
+    seed: [u64; 2],
     sizes: Sizes,
+    has_ipv6: bool,
     is_adopted: bool,
 }
 
@@ -117,7 +137,14 @@ impl Datapath {
             Some(layout) => layout.seed,
             None => random_seed().context("read the seed of the flow hash from the kernel")?,
         };
-        let loaded = Datapath::load_with(OBJECT, sizes, log_refusals, seed, pinned.as_ref());
+        let has_ipv6 = match (sizes.ipv6, &pinned) {
+            (Some(ipv6), _) => ipv6,
+            (None, Some(pinned)) => {
+                pinned.entries(names::FLOW_ADDRESSES)? == Some(sizes.address_buckets(true))
+            }
+            (None, None) => false,
+        };
+        let loaded = Datapath::load_with(OBJECT, sizes, has_ipv6, log_refusals, seed, pinned.as_ref());
         if let (Err(_), Some(pins), None) = (&loaded, pins, earlier) {
             remove_pinned_maps(pins)?;
         }
@@ -129,17 +156,19 @@ impl Datapath {
     pub fn load_object(object: &[u8], sizes: Sizes) -> Result<Datapath> {
         require_net_admin()?;
         let seed = random_seed().context("read the seed of the flow hash from the kernel")?;
-        Datapath::load_with(object, sizes, false, seed, None)
+        Datapath::load_with(object, sizes, sizes.ipv6.unwrap_or(false), false, seed, None)
     }
 
     fn load_with(
         object: &[u8],
         sizes: Sizes,
+        has_ipv6: bool,
         log_refusals: bool,
         seed: [u64; 2],
         pinned: Option<&PinnedMaps>,
     ) -> Result<Datapath> {
-        let buckets = sizes.buckets();
+        let (buckets, address_buckets) = (sizes.buckets(), sizes.address_buckets(has_ipv6));
+        let ipv6 = u32::from(has_ipv6);
         let log_refusals = u32::from(log_refusals);
         let profiled_age = (sizes.profiled_age.as_nanos() >> STAMP_SHIFT) as u32;
         let mut loader = EbpfLoader::new();
@@ -149,10 +178,12 @@ impl Datapath {
         let mut ebpf = loader
             .override_global(names::HASH_SEED, &seed, true)
             .override_global(names::BUCKETS, &buckets, true)
+            .override_global(names::IPV6, &ipv6, true)
             .override_global(names::PROFILED_AGE, &profiled_age, true)
             .override_global(names::LOG_REFUSALS, &log_refusals, true)
             .map_max_entries(names::FLOW_TAGS, buckets)
             .map_max_entries(names::FLOWS, buckets)
+            .map_max_entries(names::FLOW_ADDRESSES, address_buckets)
             .map_max_entries(names::SERVICES, sizes.services + config::MOST_DATA_PORTS)
             .map_max_entries(names::ADDRESSES, sizes.services + sizes.backends + LOCAL_ADDRESSES)
             .map_max_entries(names::ENDPOINTS, sizes.backends + config::MOST_DATA_SOURCES)
@@ -176,7 +207,7 @@ impl Datapath {
             pinned.finish(layout, seed)?;
         }
 
-        let entries = buckets * balancer_common::WAYS as u32;
+        let [entries, addresses] = [buckets, address_buckets].map(|buckets| buckets * WAYS as u32);
         Ok(Datapath {
             services: HashMap::try_from(take(&mut ebpf, names::SERVICES)?)?,
             addresses: HashMap::try_from(take(&mut ebpf, names::ADDRESSES)?)?,
@@ -197,9 +228,12 @@ impl Datapath {
                 seed,
                 shared(&mut ebpf, names::FLOW_TAGS, buckets)?,
                 shared(&mut ebpf, names::FLOWS, entries)?,
+                shared(&mut ebpf, names::FLOW_ADDRESSES, addresses)?,
             ),
             ebpf,
+            seed,
             sizes,
+            has_ipv6,
             is_adopted: pinned.is_some_and(|pinned| pinned.earlier().is_some()),
         })
     }
@@ -212,6 +246,19 @@ impl Datapath {
     /// How large the maps are.
     pub const fn sizes(&self) -> Sizes {
         self.sizes
+    }
+
+    /// Whether there may be IPv6 services.
+    pub const fn has_ipv6(&self) -> bool {
+        self.has_ipv6
+    }
+
+    /// By what the program knows an address and port of an IP protocol.
+    pub fn key(&self, address: SocketAddr, protocol: u8) -> ServiceKey {
+        let (ip, port) = (address.ip(), address.port().to_be_bytes());
+        let wire = address::to_wire(ip);
+        let short = if ip.is_ipv6() { table::digest(&wire, self.seed) } else { unmapped(&wire) };
+        ServiceKey { address: short, port, protocol, family: address::family_of(ip) }
     }
 
     /// The services that the program knows.
@@ -286,7 +333,7 @@ impl Datapath {
     pub fn set_service(&mut self, key: &ServiceKey, service: &Service) -> Result<()> {
         self.services.insert(
             bytemuck::cast::<_, [u8; 8]>(*key),
-            bytemuck::cast::<_, [u8; 16]>(*service),
+            bytemuck::cast::<_, [u8; 32]>(*service),
             0,
         )?;
         Ok(())
@@ -298,7 +345,7 @@ impl Datapath {
     }
 
     /// Sets the roles (`role::*`) of an address; 0 = none of ours.
-    pub fn set_roles(&mut self, address: [u8; 4], roles: u32) -> Result<()> {
+    pub fn set_roles(&mut self, address: Address, roles: u32) -> Result<()> {
         if roles == 0 {
             self.addresses.remove(&address)?;
         } else {
@@ -320,7 +367,7 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
-        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 32]>(*backend), 0)?;
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 56]>(*backend), 0)?;
         Ok(())
     }
 

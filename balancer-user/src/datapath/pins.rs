@@ -10,13 +10,15 @@ use aya::maps::{Array, Map, MapData, MapInfo};
 use balancer_common::{LAYOUT_VERSION, Layout, names};
 
 /// The maps in which flows, counters and the numbers of services and backends are.
-const PINNED: [&str; 13] = [
+const PINNED: [&str; 15] = [
     names::LAYOUT,
     names::FLOW_TAGS,
     names::FLOWS,
+    names::FLOW_ADDRESSES,
     names::SERVICES,
     names::BACKENDS,
     names::CLIENTS,
+    names::FRAGMENTS,
     names::RINGS,
     names::RING_WORDS,
     names::COUNTERS,
@@ -59,12 +61,7 @@ impl PinnedMaps {
             );
         }
         for (name, setting, entries) in wanted {
-            let pin = directory.join(name);
-            if !pin.exists() {
-                continue;
-            }
-            let found =
-                MapInfo::from_pin(&pin).with_context(|| format!("open {}", pin.display()))?.max_entries();
+            let Some(found) = entries_of(&directory.join(name))? else { continue };
             if found != *entries {
                 bail!(
                     "`{setting}` can't change without loss: the map {name} has {found} entries, and {entries} are configured; \
@@ -73,6 +70,11 @@ impl PinnedMaps {
             }
         }
         Ok(PinnedMaps { directory, earlier: Some(layout) })
+    }
+
+    /// How many entries a map has that an earlier daemon left.
+    pub fn entries(&self, name: &str) -> Result<Option<u32>> {
+        entries_of(&self.directory.join(name))
     }
 
     /// What an earlier daemon left, if it did.
@@ -102,6 +104,15 @@ pub fn remove(pin_path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// How many entries the map pinned here has, if there is one.
+fn entries_of(pin: &Path) -> Result<Option<u32>> {
+    if !pin.exists() {
+        return Ok(None);
+    }
+    let info = MapInfo::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+    Ok(Some(info.max_entries()))
 }
 
 fn read_layout(directory: &Path) -> Result<Option<Layout>> {

@@ -1,6 +1,6 @@
 //! A program, which says by its exit code whether the backend serves.
 
-use std::{io, net::SocketAddrV4, os::unix::process::ExitStatusExt as _, process::Stdio};
+use std::{io, net::SocketAddr, os::unix::process::ExitStatusExt as _, process::Stdio};
 
 use nix::{
     sys::signal::{Signal, killpg},
@@ -14,7 +14,7 @@ use super::{Limit, Outcome, said};
 pub(super) struct Subject<'a> {
     pub(super) service: &'a str,
     pub(super) backend: &'a str,
-    pub(super) address: SocketAddrV4,
+    pub(super) address: SocketAddr,
 }
 
 pub(super) async fn probe(command: &[String], subject: &Subject<'_>, limit: Limit) -> Outcome {
@@ -90,7 +90,7 @@ mod tests {
 
     async fn outcome(script: &str, limit: Duration) -> Outcome {
         let command = ["/bin/sh", "-c", script].map(str::to_owned);
-        let address = SocketAddrV4::new([10, 0, 0, 1].into(), 8080);
+        let address = SocketAddr::from(([10, 0, 0, 1], 8080));
         probe(&command, &Subject { service: "web", backend: "web-1", address }, Limit::of(limit)).await
     }
 
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(outcome("exit 3", LONG).await, Err("exit code 3".to_owned()));
         assert_eq!(outcome("kill -9 $$", LONG).await, Err("ended by signal 9".to_owned()));
         let missing = ["/no/such/program".to_owned()];
-        let address = SocketAddrV4::new([10, 0, 0, 1].into(), 80);
+        let address = SocketAddr::from(([10, 0, 0, 1], 80));
         let outcome = probe(&missing, &Subject { service: "", backend: "", address }, Limit::of(LONG)).await;
         assert_eq!(outcome, Err("start /no/such/program: no such file or directory".to_owned()));
     }

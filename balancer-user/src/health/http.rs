@@ -1,6 +1,6 @@
 //! A GET request, over TLS or not, whose answer must come in whole.
 
-use std::{io, net::SocketAddrV4, pin::pin};
+use std::{io, net::SocketAddr, pin::pin};
 
 use futures_util::future::{Either, select};
 use http_body_util::{BodyExt as _, Empty};
@@ -28,7 +28,7 @@ pub(super) struct Get<'a> {
     pub(super) expect: &'a Statuses,
 }
 
-pub(super) async fn probe(address: SocketAddrV4, tls: bool, get: &Get<'_>, limit: Limit) -> Outcome {
+pub(super) async fn probe(address: SocketAddr, tls: bool, get: &Get<'_>, limit: Limit) -> Outcome {
     let stream = tcp::connect(address, limit).await?;
     let host = get.host.map_or_else(|| address.to_string(), ToOwned::to_owned);
     if tls {

@@ -1,8 +1,8 @@
-//! An ICMP echo request (RFC 792).
+//! An ICMP echo request (RFC 792, RFC 4443).
 
 use std::{
     io,
-    net::{Ipv4Addr, UdpSocket as StdSocket},
+    net::{IpAddr, UdpSocket as StdSocket},
     sync::atomic::{AtomicU32, Ordering},
 };
 
@@ -11,23 +11,30 @@ use tokio::net::UdpSocket;
 
 use super::{Limit, Outcome, said};
 
-const ECHO_REPLY: u8 = 0;
-const ECHO_REQUEST: u8 = 8;
+/// The types of a family's echo request and reply.
+struct Echo {
+    request: u8,
+    reply: u8,
+}
+
+const ECHO: Echo = Echo { request: 8, reply: 0 };
+const ECHO_V6: Echo = Echo { request: 128, reply: 129 };
 /// Type, code, checksum, identifier, sequence number.
 const HEADER: usize = 8;
 
-pub(super) async fn probe(address: Ipv4Addr, limit: Limit) -> Outcome {
+pub(super) async fn probe(address: IpAddr, limit: Limit) -> Outcome {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // By it an answer is known again: what else is in it may be the kernel's.
     let token = u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed));
+    let echo = if address.is_ipv4() { ECHO } else { ECHO_V6 };
     let exchange = async {
-        let socket = open()?;
+        let socket = open(address)?;
         socket.connect((address, 0)).await?;
-        socket.send(&request(token)).await?;
+        socket.send(&request(&echo, token)).await?;
         let mut bytes = [0; 1500];
         loop {
             let length = socket.recv(&mut bytes).await?;
-            if is_reply(&bytes[..length], token) {
+            if is_reply(&echo, &bytes[..length], token) {
                 return Ok(());
             }
         }
@@ -36,16 +43,21 @@ pub(super) async fn probe(address: Ipv4Addr, limit: Limit) -> Outcome {
 }
 
 /// A socket for echo requests; where the kernel has none for this group of users (`ping_group_range`), a raw one.
-fn open() -> io::Result<UdpSocket> {
+fn open(address: IpAddr) -> io::Result<UdpSocket> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let open = |kind| socket(AddressFamily::Inet, kind, flags, SockProtocol::Icmp);
+    let (family, protocol) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let open = |kind| socket(family, kind, flags, protocol);
     let socket = open(SockType::Datagram).or_else(|_| open(SockType::Raw))?;
     UdpSocket::from_std(StdSocket::from(socket))
 }
 
-fn request(token: u64) -> [u8; HEADER + 8] {
+/// Its checksum is IPv4's: IPv6's, which depends on the addresses, the kernel makes.
+fn request(echo: &Echo, token: u64) -> [u8; HEADER + 8] {
     let mut message = [0; HEADER + 8];
-    message[0] = ECHO_REQUEST;
+    message[0] = echo.request;
     let [.., high, low] = std::process::id().to_be_bytes();
     (message[4], message[5]) = (high, low);
     message[6..HEADER].copy_from_slice(&(token as u16).to_be_bytes());
@@ -55,13 +67,13 @@ fn request(token: u64) -> [u8; HEADER + 8] {
     message
 }
 
-/// Whether the answer to the request with this token came; a raw socket gets it with its IP header.
-fn is_reply(bytes: &[u8], token: u64) -> bool {
+/// Whether the answer to the request with this token came; a raw socket of IPv4 gets it with its IP header.
+fn is_reply(echo: &Echo, bytes: &[u8], token: u64) -> bool {
     let message = match bytes.first() {
         Some(first) if first >> 4 == 4 => bytes.get(usize::from(first & 15) * 4..).unwrap_or_default(),
         _ => bytes,
     };
-    message.first() == Some(&ECHO_REPLY) && message.get(HEADER..) == Some(&token.to_be_bytes())
+    message.first() == Some(&echo.reply) && message.get(HEADER..) == Some(&token.to_be_bytes())
 }
 
 /// RFC 1071, over an even number of bytes.
@@ -80,17 +92,20 @@ mod tests {
 
     #[test]
     fn a_request_and_its_replies() {
-        let request = request(0x0102_0304_0506_0708);
-        assert_eq!((request[0], request[1], &request[6..8]), (8, 0, &[7, 8][..]));
-        assert_eq!(checksum(&request), 0, "a sum over all of it, its own included");
-        let mut reply = request.to_vec();
-        reply[0] = ECHO_REPLY;
-        assert!(is_reply(&reply, 0x0102_0304_0506_0708));
-        assert!(!is_reply(&reply, 0x0102_0304_0506_0709));
-        assert!(!is_reply(&request, 0x0102_0304_0506_0708));
-        let raw = [&[0x46; 24][..], &reply].concat();
-        assert!(is_reply(&raw, 0x0102_0304_0506_0708));
-        assert!(!is_reply(&raw[..20], 0x0102_0304_0506_0708));
-        assert!(!is_reply(&[], 0));
+        let token = 0x0102_0304_0506_0708;
+        for echo in [ECHO, ECHO_V6] {
+            let request = request(&echo, token);
+            assert_eq!((request[0], request[1], &request[6..8]), (echo.request, 0, &[7, 8][..]));
+            assert_eq!(checksum(&request), 0, "a sum over all of it, its own included");
+            let mut reply = request.to_vec();
+            reply[0] = echo.reply;
+            assert!(is_reply(&echo, &reply, token));
+            assert!(!is_reply(&echo, &reply, token + 1));
+            assert!(!is_reply(&echo, &request, token));
+            let raw = [&[0x46; 24][..], &reply].concat();
+            assert!(is_reply(&echo, &raw, token));
+            assert!(!is_reply(&echo, &raw[..20], token));
+            assert!(!is_reply(&echo, &[], 0));
+        }
     }
 }

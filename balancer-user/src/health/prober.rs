@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::SocketAddrV4,
+    net::SocketAddr,
     sync::Arc,
     thread::{self, JoinHandle},
 };
@@ -40,7 +40,7 @@ pub struct Target {
     /// Its name.
     pub backend: String,
     /// Where it serves.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// How it is checked.
     pub check: Health,
 }
@@ -156,7 +156,7 @@ async fn check(target: Arc<Target>, reports: mpsc::Sender<Report>, room: Arc<Roo
 
 async fn probe(target: &Target) -> Outcome {
     let Target { service, backend, address, check, .. } = target;
-    let address = SocketAddrV4::new(*address.ip(), check.port.unwrap_or(address.port()));
+    let address = SocketAddr::new(address.ip(), check.port.unwrap_or(address.port()));
     let limit = Limit::of(check.timeout);
     match &check.probe {
         Probe::Tcp { send, receive } => {
@@ -167,7 +167,7 @@ async fn probe(target: &Target) -> Outcome {
         Probe::Http { tls, path, host, expect } => {
             http::probe(address, *tls, &http::Get { path, host: host.as_deref(), expect }, limit).await
         }
-        Probe::Ping => ping::probe(*address.ip(), limit).await,
+        Probe::Ping => ping::probe(address.ip(), limit).await,
         Probe::Exec { command } => {
             exec::probe(command, &exec::Subject { service, backend, address }, limit).await
         }

@@ -1,6 +1,6 @@
 //! A connection, and what may be said on it.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
@@ -10,7 +10,7 @@ use tokio::{
 use super::{Limit, Outcome, said, shown};
 
 pub(super) async fn probe(
-    address: SocketAddrV4,
+    address: SocketAddr,
     send: Option<&[u8]>,
     receive: Option<&[u8]>,
     limit: Limit,
@@ -19,7 +19,7 @@ pub(super) async fn probe(
     limit.wait("answer", exchange(stream, send.unwrap_or_default(), receive.unwrap_or_default())).await?
 }
 
-pub(super) async fn connect(address: SocketAddrV4, limit: Limit) -> Result<TcpStream, String> {
+pub(super) async fn connect(address: SocketAddr, limit: Limit) -> Result<TcpStream, String> {
     let connected = limit.wait("connection", TcpStream::connect(address)).await?;
     connected.map_err(|error| said(&error))
 }

@@ -1,15 +1,19 @@
 //! A datagram, and its answer.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::UdpSocket;
 
 use super::{Limit, Outcome, said, shown};
 
-pub(super) async fn probe(address: SocketAddrV4, send: &[u8], receive: &[u8], limit: Limit) -> Outcome {
+pub(super) async fn probe(address: SocketAddr, send: &[u8], receive: &[u8], limit: Limit) -> Outcome {
     let mut answer = vec![0; receive.len().max(1)];
+    let any = match address {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
     let exchange = async {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await?;
+        let socket = UdpSocket::bind((any, 0)).await?;
         socket.connect(address).await?;
         socket.send(send).await?;
         socket.recv(&mut answer).await

@@ -39,7 +39,7 @@ fn faults_of(text: &str) -> Vec<String> {
     }
 }
 
-const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, pin-path, tick, window, max-flows, max-services, \
+const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, pin-path, ipv6, tick, window, max-flows, max-services, \
                            max-backends, half-open-timeout, closing-timeout";
 
 const METHODS: &str = "\"least-packets\", \"least-bandwidth\", \"least-request\", \"least-response-time\", \
@@ -128,6 +128,7 @@ fn the_example_says_what_it_says() {
         xdp_mode,
         socket,
         pin_path,
+        ipv6,
         tick,
         window,
         max_flows,
@@ -141,6 +142,7 @@ fn the_example_says_what_it_says() {
     assert_eq!(*xdp_mode, XdpMode::Auto);
     assert_eq!(socket, Path::new("/run/balancer/balancer.sock"));
     assert_eq!(pin_path.as_deref(), Some(Path::new("/sys/fs/bpf/balancer")));
+    assert_eq!(*ipv6, None);
     assert_eq!((*tick, *window), (Duration::from_millis(100), Duration::from_secs(14)));
     assert_eq!((*max_flows, *max_services, *max_backends), (262_144, 256, 4096));
     assert_eq!((half_open_timeout.as_secs(), closing_timeout.as_secs()), (30, 30));
@@ -155,22 +157,17 @@ fn the_example_says_what_it_says() {
     let [interval, timeout] = [5, 2].map(Duration::from_secs);
     assert_eq!(web.health, Some(Health { probe, port: None, interval, timeout, rise: 2, fall: 3 }));
     assert_eq!(web.idle_timeout, Duration::from_secs(7200));
-    assert_eq!(bytes_of(web), [192, 0, 2, 10, 0, 80, 6, 0]);
     assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0, 1]);
     assert_eq!(web.backends[1].name.as_str(), "web-2");
     assert_eq!(web.backends[1].address.to_string(), "10.0.0.12:8080");
     let dns = &config.services[1];
-    assert_eq!(bytes_of(dns), [192, 0, 2, 10, 0, 53, 17, 0]);
+    assert_eq!((dns.address.to_string().as_str(), dns.protocol.number()), ("192.0.2.10:53", 17));
     assert_eq!(dns.idle_timeout, Duration::from_secs(10));
     assert_eq!((dns.method, dns.requests, dns.one_packet), (Method::LeastRequest, Requests::Flow, false));
     let limited = &web.backends[3];
     assert_eq!((limited.backup, limited.max_active), (true, Some(1000)));
     let cameras = &config.services[2];
     assert_eq!(cameras.rtsp_nat.map(|ports| ports.to_string()).as_deref(), Some("6970-6999"));
-}
-
-fn bytes_of(service: &Service) -> [u8; 8] {
-    bytemuck::cast(service.key())
 }
 
 fn names_of(words: &str) -> Vec<String> {
@@ -216,6 +213,87 @@ fn what_is_left_out_has_the_documented_defaults() {
     );
     let unpinned = Config::parse("f", &base_with(3, "pin-path = \"\"")).expect("valid");
     assert_eq!(unpinned.daemon.pin_path, None);
+}
+
+/// The base, over IPv6.
+fn base6() -> String {
+    BASE.join("\n")
+        .replace("192.0.2.10:80", "[2001:db8:aa::10]:80")
+        .replace("10.0.0.11:8080", "[2001:db8:2::11]:8080")
+}
+
+#[test]
+fn ipv6_is_wanted_where_a_service_or_the_operator_wants_it() {
+    let parse = |text: &str| Config::parse("f", text).expect("valid");
+    let with = |base: &str, line: &str| base.replacen('\n', &format!("\n{line}\n"), 1);
+    let (ipv4, ipv6) = (BASE.join("\n"), base6());
+    for (text, wanted) in [
+        (ipv4.clone(), None),
+        (with(&ipv4, "ipv6 = true"), Some(true)),
+        (with(&ipv4, "ipv6 = false"), Some(false)),
+        (ipv6.clone(), Some(true)),
+        (with(&ipv6, "ipv6 = true"), Some(true)),
+    ] {
+        assert_eq!(parse(&text).ipv6(), wanted, "{text}");
+    }
+    assert_eq!(
+        faults_of(&with(&ipv6, "ipv6 = false")),
+        ["f:7:11: an IPv6 service with `ipv6 = false` in [daemon]; allowed: without, or with true"]
+    );
+    assert_eq!(
+        faults_of(&with(&ipv4, "ipv6 = \"auto\"")),
+        ["f:2:8: `ipv6` is \"auto\"; allowed: true, false"]
+    );
+}
+
+#[test]
+fn a_service_and_its_backends_are_of_one_family() {
+    let mixed = base6().replace("[2001:db8:2::11]:8080", "10.0.0.11:8080");
+    assert_eq!(
+        faults_of(&mixed),
+        [
+            "f:11:11: backend address 10.0.0.11:8080 is IPv4, and the address of its service, [2001:db8:aa::10]:80, is \
+          IPv6; allowed: both of one family with `forward = \"nat\"`"
+        ]
+    );
+    assert_eq!(
+        faults_of(&base_with(11, "address = \"[2001:db8:2::11]:8080\"")),
+        [
+            "f:11:11: backend address [2001:db8:2::11]:8080 is IPv6, and the address of its service, 192.0.2.10:80, is \
+          IPv4; allowed: both of one family with `forward = \"nat\"`"
+        ]
+    );
+    // However an address is written, it is that address.
+    let twice = base6()
+        + "\n[[service.backend]]\nname = \"web-2\"\naddress = \"[2001:DB8:2:0:0::0011]:8080\"\n\
+           [[service.backend]]\nname = \"web-3\"\naddress = \"[2001:0db8:aa::10]:8080\"";
+    assert_eq!(
+        faults_of(&twice),
+        [
+            "f:14:11: backend address [2001:db8:2::11]:8080 of this service stands on line 11 already; allowed: once",
+            "f:17:11: backend address 2001:db8:aa::10 is that of the service on line 6; allowed: an address that no service has",
+        ]
+    );
+}
+
+#[test]
+fn clients_are_known_by_as_many_bits_as_their_addresses_have() {
+    let with = |base: &str, persistence: &str| {
+        base.replace("protocol =", &format!("persistence = {persistence}\nprotocol ="))
+    };
+    for (base, whole) in [(BASE.join("\n"), 32), (base6(), 128)] {
+        let mask = |persistence: &str| {
+            let config = Config::parse("f", &with(&base, persistence)).expect("valid");
+            config.services[0].persistence.map(|persistence| persistence.mask)
+        };
+        assert_eq!(mask("{}"), Some(whole));
+        assert_eq!(mask("{ mask = 0 }"), Some(0));
+        assert_eq!(mask(&format!("{{ mask = {whole} }}")), Some(whole));
+        assert_eq!(
+            faults_of(&with(&base, &format!("{{ mask = {} }}", whole + 1))),
+            [format!("f:7:24: `mask` is {}; allowed: an integer from 0 to {whole}", whole + 1)]
+        );
+    }
 }
 
 #[test]

@@ -279,7 +279,7 @@ fn names_and_words_of_a_service() {
             8,
             "method = \"maglev\"\npersistence = { mask = 33, timeout = \"0s\", key = \"x\" }",
             &[
-                "9:24: `mask` is 33; allowed: an integer from 1 to 32",
+                "9:24: `mask` is 33; allowed: an integer from 0 to 32",
                 "9:38: `timeout` is \"0s\"; allowed: a duration in quotes from \"1s\" to \"4h\"",
                 "9:44: unknown key `key` in persistence; allowed: mask, timeout",
             ],
@@ -377,7 +377,7 @@ fn names_and_words_of_a_service() {
 /// The same rows for the address of a service and that of a backend.
 #[test]
 fn addresses() {
-    let unicast = "a unicast IPv4 address with a port, \"A.B.C.D:port\"";
+    let unicast = "a unicast address with a port, \"A.B.C.D:port\" or \"[A:B::C]:port\"";
     let port = "a port from 1 to 65535";
     for (address, why, allowed) in [
         ("\"0.0.0.0:80\"", ", an address of \"this network\" (0.0.0.0/8)", unicast),
@@ -388,14 +388,34 @@ fn addresses() {
         ("\"240.0.0.1:80\"", ", a reserved address (240.0.0.0/4)", unicast),
         ("\"255.255.255.254:80\"", ", a reserved address (240.0.0.0/4)", unicast),
         ("\"255.255.255.255:80\"", ", the broadcast address", unicast),
-        ("\"[2001:db8::10]:80\"", ", IPv6, which is not supported yet", unicast),
-        ("\"2001:db8::10\"", ", IPv6, which is not supported yet", unicast),
-        ("\"[2001:db8::10]\"", ", IPv6, which is not supported yet", unicast),
+        ("\"[::]:80\"", ", the unspecified address", unicast),
+        ("\"[::1]:80\"", ", a loopback address", unicast),
+        ("\"[ff02::1]:80\"", ", a multicast address", unicast),
+        (
+            "\"[fe80::1]:80\"",
+            ", a link-local address, which needs a zone to say on which link, and can have none here",
+            unicast,
+        ),
+        ("\"[fe80::1%eth0]:80\"", ", an address with a zone", unicast),
+        (
+            "\"[::ffff:192.0.2.10]:80\"",
+            ", an IPv4 address written as IPv6: write it as \"A.B.C.D:port\"",
+            unicast,
+        ),
+        ("\"[::192.0.2.10]:80\"", ", a reserved address (::/96)", unicast),
+        ("\"2001:db8::10\"", ", IPv6 without brackets and a port", unicast),
+        ("\"2001:db8::10:80\"", ", IPv6 without brackets and a port", unicast),
+        ("\"[2001:db8::10]\"", ", without a port", unicast),
+        ("\"[2001:db8::10:80\"", ", without a closing ]", unicast),
+        ("\"[2001:db8::10g]:80\"", ", not an address and port", unicast),
+        ("\"[203.0.113.9]:80\"", ", not an address and port", unicast),
+        ("\"[2001:db8::10]:0\"", ", not a port", port),
+        ("\"[2001:db8::10]:65536\"", ", not a port", port),
         ("\"203.0.113.9\"", ", without a port", unicast),
-        ("\"web.example:80\"", ", not an IPv4 address and port", unicast),
-        ("\"203.0.113.256:80\"", ", not an IPv4 address and port", unicast),
-        ("\"203.0.113.09:80\"", ", not an IPv4 address and port", unicast),
-        ("\" 203.0.113.9:80\"", ", not an IPv4 address and port", unicast),
+        ("\"web.example:80\"", ", not an address and port", unicast),
+        ("\"203.0.113.256:80\"", ", not an address and port", unicast),
+        ("\"203.0.113.09:80\"", ", not an address and port", unicast),
+        ("\" 203.0.113.9:80\"", ", not an address and port", unicast),
         ("\"\"", ", without a port", unicast),
         ("80", "", unicast),
         ("\"203.0.113.9:0\"", ", not a port", port),

@@ -71,7 +71,6 @@ struct Counts {
 impl Bed {
     /// Loads the program and opens the flows.
     pub fn new(harness: &mut Harness, name: &str, object: Option<&[u8]>, scale: Scale) -> Result<Bed> {
-        let load = |flows, profiled_age| load(object, flows, profiled_age);
         let bed = Bed {
             name: name.to_owned(),
             // A million flows of each protocol, and room for those that come.
@@ -269,7 +268,7 @@ impl Bed {
 
 /// Loads a program whose flows stay, with one backend.
 pub fn load(object: Option<&[u8]>, flows: u32, profiled_age: Duration) -> Result<Program> {
-    let mut program = Program::of(object, 1, flows, profiled_age).context("load the program")?;
+    let mut program = Program::built(object, 1, flows, profiled_age).context("load the program")?;
     program.set_hop(0, INGRESS, 1500);
     program.change_services(|service| {
         (service.idle_timeout, service.half_open_timeout, service.closing_timeout) = (HOURS, HOURS, HOURS);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, Result, ensure};
-use balancer_common::{FlowKey, TCP, UDP};
+use balancer_common::{FlowKey, TCP, UDP, family};
 use balancer_harness::{HEAD, LONGEST, Packets, client_address, client_port};
 use balancer_tests::program::{
     BACKEND_PORT, BACKEND_SIDE, CLIENT, CLIENT_SIDE, VIP, VIP_PORT, backend_address, backend_mac,
@@ -133,7 +133,8 @@ impl Shape {
             source_port: client_port(flow).to_be_bytes(),
             destination_port: VIP_PORT.to_be_bytes(),
             protocol: self.transport.protocol,
-            reserved: [0; 3],
+            family: family::IPV4,
+            reserved: [0; 2],
         }
     }
 
