@@ -74,10 +74,10 @@ impl Bed {
         let bed = Bed {
             name: name.to_owned(),
             // A million flows of each protocol, and room for those that come.
-            many: load(scale.many * 5 / 2, BRIEF)?,
-            young: load(FEW_FLOWS, Duration::from_secs(24 * 60 * 60))?,
-            few: load(FEW_FLOWS, BRIEF)?,
-            full: load(DEFAULT_FLOWS.min(scale.many), BRIEF)?,
+            many: load(object, scale.many * 5 / 2, BRIEF)?,
+            young: load(object, FEW_FLOWS, Duration::from_secs(24 * 60 * 60))?,
+            few: load(object, FEW_FLOWS, BRIEF)?,
+            full: load(object, DEFAULT_FLOWS.min(scale.many), BRIEF)?,
             flood: 0,
         };
         for transport in [TRANSMISSION, DATAGRAM] {
