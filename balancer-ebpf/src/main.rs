@@ -24,7 +24,8 @@ use aya_log_ebpf::debug;
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT,
     FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS,
-    Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP, WAYS,
+    Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP,
+    WAYS,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,

@@ -158,7 +158,7 @@ impl Controller {
 
     /// A neighbour that the kernel must be asked to find, for the answers that have been refused since: its interface and
     /// address.
-    pub fn take_unresolved(&self) -> Option<(u32, Ipv4Addr)> {
+    pub fn take_unresolved(&self) -> Option<(u32, IpAddr)> {
         self.datapath.take_unresolved()
     }
 

@@ -79,11 +79,11 @@ impl Netlink {
     }
 
     /// Asks the kernel to find or confirm a neighbour's MAC.
-    async fn ask_for(&self, ifindex: u32, neighbour: Ipv4Addr) {
+    async fn ask_for(&self, ifindex: u32, neighbour: IpAddr) {
         let request = self
             .handle
             .neighbours()
-            .add(ifindex, IpAddr::V4(neighbour))
+            .add(ifindex, neighbour)
             .state(NeighbourState::None)
             .flags(NeighbourFlags::Use)
             .replace();
@@ -97,7 +97,7 @@ impl Netlink {
     pub async fn follow(
         mut self,
         mut addresses: watch::Receiver<Vec<IpAddr>>,
-        mut neighbours: mpsc::Receiver<(u32, Ipv4Addr)>,
+        mut neighbours: mpsc::Receiver<(u32, IpAddr)>,
         network: watch::Sender<Network>,
     ) -> Result<()> {
         let mut confirm = tokio::time::interval(CONFIRM);

@@ -95,7 +95,7 @@ fn one_sockets_datagrams_are_spread_and_answered() {
     let arrived = client.finish().unwrap();
     assert_eq!(arrived.len(), 300);
     for packet in arrived {
-        assert_eq!((packet.source, packet.ttl), (SocketAddrV4::new(VIP, VIP_PORT), 63));
+        assert_eq!((packet.source, packet.ttl), (SocketAddrV4::new(VIP, VIP_PORT).into(), 63));
         assert_eq!(packet.macs, [mac(CLIENT), mac(BALANCER_CLIENT_SIDE)]);
     }
     let flows = balancer.call(&["flows", "count"]).unwrap();
@@ -112,7 +112,7 @@ fn the_next_datagram_leaves_a_backend_that_is_gone() {
     let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
     assert_eq!([ask(&socket), ask(&socket)], [1, 2]);
     let with = |numbers: &[u8]| {
-        let backends = numbers.iter().map(|number| (backend(*number), 1)).collect();
+        let backends = numbers.iter().map(|number| (backend(*number).into(), 1)).collect();
         config::text("", &[Service { backends, ..service("round-robin", &[], ONE_PACKET) }])
     };
     let shares = |wanted: &[bool]| {

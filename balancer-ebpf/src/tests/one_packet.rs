@@ -3,7 +3,8 @@
 use std::vec::Vec;
 
 use balancer_common::{
-    MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, option, role, selector,
+    MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, family, mapped, option, role,
+    selector,
 };
 
 use super::{
@@ -12,14 +13,15 @@ use super::{
 };
 use crate::{Verdict, Way};
 
-const KEY: ServiceKey = ServiceKey { address: VIP.0, port: VIP.1.to_be_bytes(), protocol: UDP, reserved: 0 };
+const KEY: ServiceKey =
+    ServiceKey { address: VIP.0, port: VIP.1.to_be_bytes(), protocol: UDP, family: family::IPV4 };
 
 /// A balancer whose UDP service at the first address keeps no flows.
 fn bed(backends: usize) -> Bed {
     let mut bed = Bed::new(backends);
     bed.kernel.services.get_mut(&KEY).unwrap().options = option::ONE_PACKET;
     for (id, (address, port)) in Bed::BACKENDS.into_iter().take(backends).enumerate() {
-        let from = ServiceKey { address, port: port.to_be_bytes(), protocol: UDP, reserved: 0 };
+        let from = ServiceKey { address, port: port.to_be_bytes(), protocol: UDP, family: family::IPV4 };
         bed.kernel.endpoints.insert(from, endpoint::ONE_PACKET | id as u32);
         let backend = &mut bed.kernel.backends[id];
         (backend.service, backend.service_address, backend.service_port) = (1, VIP.0, VIP.1.to_be_bytes());
@@ -157,9 +159,9 @@ fn what_cannot_be_sent_on_is_refused_by_name() {
 fn only_a_backend_answers() {
     let mut bed = bed(2);
     let local = [10, 0, 2, 1];
-    bed.kernel.roles.insert(local, role::LOCAL);
+    bed.kernel.roles.insert(mapped(local), role::LOCAL);
     let given = [10, 0, 2, 2];
-    bed.kernel.roles.insert(given, role::LOCAL | role::SNAT);
+    bed.kernel.roles.insert(mapped(given), role::LOCAL | role::SNAT);
     for to in [local, given, VIP.0] {
         bed.kernel.ways.insert(to, Ok(Way { ifindex: 1, neighbour: [8; 6] }));
     }

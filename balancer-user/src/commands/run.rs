@@ -158,9 +158,9 @@ fn publication(controller: &mut Controller, now: Monotonic) -> Result<Published>
 struct Kernel {
     network: watch::Receiver<Network>,
     /// Those to which the routes are wanted.
-    addresses: watch::Sender<Vec<Ipv4Addr>>,
+    addresses: watch::Sender<Vec<IpAddr>>,
     /// Those to be found: interface and address.
-    neighbours: mpsc::Sender<(u32, Ipv4Addr)>,
+    neighbours: mpsc::Sender<(u32, IpAddr)>,
 }
 
 async fn steer(

@@ -132,7 +132,7 @@ impl Registry {
                     findings.add(*place, format!("{what} on line {line} already; {ALLOWED}"));
                 }
             }
-            if let Some(ports) = self.data_sources.place_of(&(*endpoint.ip(), endpoint.port())) {
+            if let Some(ports) = self.data_sources.place_of(&(endpoint.ip(), endpoint.port())) {
                 let line = findings.line_of(ports);
                 for (place, _) in uses {
                     findings.add(

@@ -279,7 +279,7 @@ impl Service {
             Some(value) => read_rtsp_nat(value, protocol, findings).map(Some),
             None => Some(None),
         };
-        let one_packet = read_one_packet(&section, (protocol, method, snat), findings);
+        let one_packet = read_one_packet(&section, (address, protocol, method, snat), findings);
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let health = match section.get("health") {
@@ -361,7 +361,7 @@ fn read_requests(
 /// `one-packet`, which belongs to UDP services, and goes with nothing that is about flows.
 fn read_one_packet(
     section: &Section<'_>,
-    (protocol, method, snat): (Option<Protocol>, Option<Method>, Option<Snat>),
+    (address, protocol, method, snat): (Option<Endpoint>, Option<Protocol>, Option<Method>, Option<Snat>),
     findings: &mut Findings<'_>,
 ) -> Option<bool> {
     let one_packet = section.optional("one-packet", false, value::boolean, findings)?;
@@ -371,6 +371,9 @@ fn read_one_packet(
     let place = section.place_of("one-packet");
     if protocol == Some(Protocol::Tcp) {
         findings.add(place, "`one-packet` of a service over tcp; allowed: over udp".to_owned());
+    }
+    if address.is_some_and(|address| address.is_ipv6()) {
+        findings.add(place, "`one-packet` of an IPv6 service is not supported yet".to_owned());
     }
     if let Some(method) = method.filter(|method| method.counts_requests()) {
         let message = format!(

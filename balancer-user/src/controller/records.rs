@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 use balancer_common::{
     Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, UDP, ability, answer, endpoint,
-    option, selector,
+    option, selector, unmapped,
 };
 
 use super::{
@@ -111,7 +111,9 @@ fn record(backend: &LiveBackend) -> Backend {
         snat_prefix: source.map_or(0, |source| source.prefix.into()),
         abilities,
         ends: backend.ends().map_or(0, stamp),
-        service_address: backend.answers_as.map_or([0; 4], |service| service.ip().octets()),
+        service_address: backend
+            .answers_as
+            .map_or([0; 4], |service| unmapped(&address::to_wire(service.ip()))),
         service_port: backend.answers_as.map_or([0; 2], |service| service.port().to_be_bytes()),
         reserved: [0; 2],
     }

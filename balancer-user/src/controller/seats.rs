@@ -57,7 +57,7 @@ pub(super) struct LiveBackend {
     pub(super) requests: Requests,
     pub(super) data_ports: Option<DataPorts>,
     /// What its answers leave as, if its service keeps no flows.
-    pub(super) answers_as: Option<SocketAddrV4>,
+    pub(super) answers_as: Option<SocketAddr>,
     pub(super) snat: Snat,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
@@ -204,7 +204,7 @@ impl Controller {
                 let protocol = of.map_or(0, |(key, _)| key.protocol);
                 let backend = LiveBackend::new(record.service, protocol, endpoint, duty);
                 let service =
-                    SocketAddrV4::new(record.service_address.into(), u16::from_be_bytes(record.service_port));
+                    SocketAddr::from((record.service_address, u16::from_be_bytes(record.service_port)));
                 let answers_as = Some(service).filter(|service| !service.ip().is_unspecified());
                 seat = Some(LiveBackend { record: Some(record), answers_as, ..backend });
                 highest = Some(usize::from(id));

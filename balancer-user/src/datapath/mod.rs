@@ -11,7 +11,7 @@ mod refusal;
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::AsFd,
     path::Path,
     sync::atomic::Ordering,
@@ -384,9 +384,9 @@ impl Datapath {
     }
 
     /// A neighbour without a MAC that an answer was refused for since this was last asked: its interface and address.
-    pub fn take_unresolved(&self) -> Option<(u32, Ipv4Addr)> {
+    pub fn take_unresolved(&self) -> Option<(u32, IpAddr)> {
         let word = self.unresolved.word(0).swap(0, Ordering::AcqRel);
-        (word != 0).then(|| ((word >> 32) as u32, Ipv4Addr::from((word as u32).to_ne_bytes())))
+        (word != 0).then(|| ((word >> 32) as u32, Ipv4Addr::from((word as u32).to_ne_bytes()).into()))
     }
 
     /// The word that steers a service's ring.
