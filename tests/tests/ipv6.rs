@@ -384,6 +384,19 @@ fn ipv6_must_be_there_from_the_start() {
     for part in ["nothing has changed", "started without IPv6", "`ipv6 = true` in [daemon]"] {
         assert!(refusal.contains(part), "{refusal}");
     }
+    // So is each other way to have one, and those that only say what would be say so.
+    let add = "service add six address=[2001:db8:aa::10]:80 protocol=tcp method=maglev";
+    for words in [add.to_owned(), format!("{add} --dry-run")] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let said = format!("{:#}", scene.balancer().call(&words).unwrap_err());
+        assert!(said.contains("started without IPv6"), "{said}");
+    }
+    let config = scene.balancer().place().config();
+    let plan = scene.balancer().call(&["plan", "-c", config.to_str().unwrap()]).unwrap();
+    assert!(
+        plan.contains("`ipv6` can't change while the balancer runs: a reload would be refused"),
+        "{plan}"
+    );
     assert_eq!(status::read_fresh(scene.balancer()).unwrap().services.len(), 1);
 
     let place = scene.crash();
@@ -407,6 +420,10 @@ fn ipv6_must_be_there_from_the_start() {
     scene.balancer().reload(&config::text("ipv6 = true", &[ipv4(), tcp(&[1], "")])).unwrap();
     scene.wait("the new service", |status| each(status, |backend| backend.state) == [BackendState::Up; 2]);
     scene.connect(VIP_ADDRESS);
+    let words = "backend add b2 --service tcp6 address=[2001:db8:2::99]:8080".split(' ').collect::<Vec<_>>();
+    scene.balancer().call(&words).unwrap();
+    let status = status::read_fresh(scene.balancer()).unwrap();
+    assert_eq!(status.services[1].backends[1].address, "[2001:db8:2::99]:8080".parse().unwrap());
     scene.balancer().reload(&config::text("ipv6 = false", &[ipv4()])).unwrap();
     eventually(LIMIT, "the refusal in the log", || {
         scene.balancer().log().contains("`ipv6` can't change while the balancer runs").then_some(())
@@ -428,6 +445,22 @@ fn without_a_backend_clients_are_refused_at_once() {
     assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     let status = status::read_fresh(scene.balancer()).unwrap();
     assert_eq!(status::drops(&status), [("no-backend", 2)]);
+}
+
+/// Checks go to IPv6 backends as to others, and say what they found.
+#[test]
+fn backends_are_checked_over_ipv6() {
+    let bench = bench(2);
+    let _server = Echo::tcp(bench.backend(1).unwrap(), (backend_address6(1), BACKEND_PORT)).unwrap();
+    for (kind, second) in [("tcp", BackendState::Down), ("ping", BackendState::Up)] {
+        let health = format!(
+            "health = {{ kind = \"{kind}\", interval = \"200ms\", timeout = \"150ms\", rise = 1, fall = 2 }}"
+        );
+        let service = tcp(&[1, 1], Box::leak(health.into_boxed_str()));
+        let balancer = Balancer::start(&bench.balancer, &config::text("", &[service])).unwrap();
+        let expected = [BackendState::Up, second];
+        status::wait(&balancer, kind, |status| each(status, |backend| backend.state) == expected).unwrap();
+    }
 }
 
 /// Neighbours are found by their solicitation, found again when they were forgotten, and gateways may be link-local.

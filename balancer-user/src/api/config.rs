@@ -18,6 +18,8 @@ pub struct RunningConfig {
     pub made_by: String,
     /// Its text, in TOML.
     pub text: String,
+    /// Whether there may be IPv6 services.
+    pub ipv6: bool,
     /// The earlier generations that can be gone back to.
     pub earlier: Vec<u64>,
 }

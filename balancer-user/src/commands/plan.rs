@@ -35,10 +35,11 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let planned = Config::load(&args.config)?;
     let socket = args.socket.clone().unwrap_or_else(|| planned.daemon.socket.clone());
     let daemon = Daemon::find(&DaemonArgs { socket: Some(socket), config: None })?;
-    let RunningConfig { generation, made_by, text, earlier } = daemon.ask(&ShowConfig {})?;
+    let RunningConfig { generation, made_by, text, ipv6, earlier } = daemon.ask(&ShowConfig {})?;
     let running = Config::parse("the running configuration", &text)?;
     let refused = running.daemon.fixed_changes(&planned.daemon);
-    let refused = refused.into_iter().map(|key| key.trim_matches('`').to_owned()).collect();
+    let mut refused: Vec<String> = refused.into_iter().map(|key| key.trim_matches('`').to_owned()).collect();
+    refused.extend(planned.ipv6().filter(|wanted| *wanted != ipv6).map(|_| "ipv6".to_owned()));
     let differences = running.differences(&planned);
     let plan = Plan { generation, made_by, earlier, refused, differences };
     let text = if args.json { output::json(&plan)? } else { told(&plan) };

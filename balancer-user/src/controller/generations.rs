@@ -52,27 +52,7 @@ impl Controller {
         text: String,
         config: &Config,
     ) -> Result<Vec<Difference>, Refusal> {
-        let fixed = self.daemon.fixed_changes(&config.daemon);
-        if !fixed.is_empty() {
-            return Err(Refusal::Wrong(format!(
-                "{} can't change while the balancer runs: put it back, or restart",
-                fixed.join(", ")
-            )));
-        }
-        match (self.datapath.has_ipv6(), config.ipv6()) {
-            (false, Some(true)) => {
-                return Err(Refusal::Wrong(
-                    "the balancer was started without IPv6, which can't change while it runs: take the IPv6 services and \
-                     `ipv6 = true` out, or restart (`ipv6 = true` in [daemon] makes room for services to come)"
-                        .to_owned(),
-                ));
-            }
-            (true, Some(false)) => {
-                let why = "`ipv6` can't change while the balancer runs: put it back, or restart";
-                return Err(Refusal::Wrong(why.to_owned()));
-            }
-            _ => {}
-        }
+        self.check_fixed(config)?;
         let before = Config::parse(RUNNING, &self.generations.history.current().text);
         let differences = before.map_or_else(|_| Vec::new(), |before| before.differences(config));
         let is_same_daemon = self.daemon == config.daemon;
@@ -89,6 +69,26 @@ impl Controller {
         Ok(differences)
     }
 
+    /// Refuses what can't change while the balancer runs.
+    fn check_fixed(&self, config: &Config) -> Result<(), Refusal> {
+        let fixed = self.daemon.fixed_changes(&config.daemon);
+        if !fixed.is_empty() {
+            return Err(Refusal::Wrong(format!(
+                "{} can't change while the balancer runs: put it back, or restart",
+                fixed.join(", ")
+            )));
+        }
+        let why = match (self.datapath.has_ipv6(), config.ipv6()) {
+            (false, Some(true)) => {
+                "the balancer was started without IPv6, which can't change while it runs: take the IPv6 services and \
+                 `ipv6 = true` out, or restart (`ipv6 = true` in [daemon] makes room for services to come)"
+            }
+            (true, Some(false)) => "`ipv6` can't change while the balancer runs: put it back, or restart",
+            _ => return Ok(()),
+        };
+        Err(Refusal::Wrong(why.to_owned()))
+    }
+
     pub(super) fn show_config(&self) -> RunningConfig {
         let history = &self.generations.history;
         let current = history.current();
@@ -96,6 +96,7 @@ impl Controller {
             generation: current.number,
             made_by: current.what.clone(),
             text: current.text.clone(),
+            ipv6: self.datapath.has_ipv6(),
             earlier: history.numbers().collect(),
         }
     }
@@ -113,6 +114,7 @@ impl Controller {
         let text = edited(edit, before)?;
         let config = Config::parse(RUNNING, &text).map_err(|faults| Refusal::Wrong(faults.to_string()))?;
         if dry_run {
+            self.check_fixed(&config)?;
             let before =
                 Config::parse(RUNNING, before).map_err(|faults| Refusal::Wrong(faults.to_string()))?;
             let differences = before.differences(&config);
