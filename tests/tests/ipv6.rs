@@ -452,15 +452,19 @@ fn without_a_backend_clients_are_refused_at_once() {
 fn backends_are_checked_over_ipv6() {
     let bench = bench(2);
     let _server = Echo::tcp(bench.backend(1).unwrap(), (backend_address6(1), BACKEND_PORT)).unwrap();
-    for (kind, second) in [("tcp", BackendState::Down), ("ping", BackendState::Up)] {
+    let checked = |kind: &str, port: u16| {
         let health = format!(
             "health = {{ kind = \"{kind}\", interval = \"200ms\", timeout = \"150ms\", rise = 1, fall = 2 }}"
         );
-        let service = tcp(&[1, 1], Box::leak(health.into_boxed_str()));
-        let balancer = Balancer::start(&bench.balancer, &config::text("", &[service])).unwrap();
-        let expected = [BackendState::Up, second];
-        status::wait(&balancer, kind, |status| each(status, |backend| backend.state) == expected).unwrap();
-    }
+        let address = SocketAddr::from((VIP6, port));
+        Service { name: kind.to_owned(), address, ..tcp(&[1, 1], Box::leak(health.into_boxed_str())) }
+    };
+    let services = [checked("tcp", 80), checked("ping", 81)];
+    let balancer = Balancer::start(&bench.balancer, &config::text("", &services)).unwrap();
+    // Nobody listens on the second, which is there all the same.
+    let expected = [BackendState::Up, BackendState::Down, BackendState::Up, BackendState::Up];
+    status::wait(&balancer, "the checks", |status| each(status, |backend| backend.state) == expected)
+        .unwrap();
 }
 
 /// Neighbours are found by their solicitation, found again when they were forgotten, and gateways may be link-local.

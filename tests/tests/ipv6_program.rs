@@ -9,7 +9,10 @@ use balancer_tests::{
     program::{BACKEND_PORT, BACKEND_SIDE, CLIENT, CLIENT_SIDE, Program, VIP_PORT, backend_mac, verdict},
     topology::{CLIENT6, Family, VIP6, backend_address6},
 };
-use etherparse::{Icmpv6Type, NetSlice, SlicedPacket, TransportSlice, icmpv6::DestUnreachableCode};
+use etherparse::{
+    Icmpv6Type, NetSlice, SlicedPacket, TransportSlice,
+    icmpv6::{DestUnreachableCode, TimeExceededCode},
+};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -152,7 +155,6 @@ fn refused_packets_are_dropped_under_their_name() {
         packet
     };
     let unvisited: &[u8] = &[&[0, 2, 4, 1, 0, 0, 0, 0][..], &[0x20; 16]].concat();
-    let first: &[u8] = &[0, 0, 0, 1, 1, 2, 3, 4];
     let rest: &[u8] = &[0, 0, 5, 0xa9, 1, 2, 3, 4];
     // What follows looks like the ports of a SYN.
     let later = extended(&changed(&syn, 40, &[0x9c, 0x4a, 0, 0x50]), &[(FRAGMENT, rest)]).unwrap();
@@ -174,11 +176,7 @@ fn refused_packets_are_dropped_under_their_name() {
     for (what, reason, packet) in [
         ("eleven extension headers", Reason::ExtensionHeaders, with(&[(DESTINATION, PADDED); 11])),
         ("a routing header that leads elsewhere", Reason::ExtensionHeaders, with(&[(ROUTING, unvisited)])),
-        ("the first fragment", Reason::Fragment, with(&[(FRAGMENT, first)])),
         ("a later fragment", Reason::Fragment, later),
-        ("hop limit 1", Reason::TtlExceeded, tcp(Path { ttl: 1, ..to_vip(40_000) }, Segment::SYN)),
-        ("hop limit 0", Reason::TtlExceeded, Path { ttl: 0, ..to_vip(40_000) }.udp(b"x").unwrap()),
-        ("larger than the MTU", Reason::TooBig, to_vip(40_000).udp(&[0; 1453]).unwrap()),
         ("UDP without a checksum", Reason::NoChecksum, changed(&datagram, 46, &[0, 0])),
         ("an ACK of no flow", Reason::UnknownFlow, tcp(to_vip(40_000), Segment::ACK)),
     ] {
@@ -198,6 +196,31 @@ fn refused_packets_are_dropped_under_their_name() {
     let largest = [0x33; 1452];
     let [input, output] = [to_vip(1), to_backend(1)].map(|path| path.udp(&largest).unwrap());
     assert_opens(&mut program, &input, &output, "as large as the MTU");
+}
+
+/// What has no hops left or is too big: counted, and its sender told why (RFC 4443, sections 3.2 and 3.3).
+#[test]
+fn what_cannot_go_further_is_answered() {
+    let mut program = program();
+    let exceeded = Icmpv6Type::TimeExceeded(TimeExceededCode::HopLimitExceeded);
+    let too_big = Icmpv6Type::PacketTooBig { mtu: 1500 };
+    for (what, answer, packet) in [
+        ("hop limit 1", exceeded, tcp(Path { ttl: 1, ..to_vip(40_000) }, Segment::SYN)),
+        ("hop limit 0", exceeded, Path { ttl: 0, ..to_vip(40_000) }.udp(b"x").unwrap()),
+        ("larger than the MTU", too_big, to_vip(40_000).udp(&[0; 1453]).unwrap()),
+    ] {
+        let (result, frame) = program.from_client(&packet).unwrap();
+        assert_eq!(result, verdict::TX, "{what}");
+        let sliced = check_answer(&frame);
+        let Some(TransportSlice::Icmpv6(icmp)) = &sliced.transport else {
+            panic!("no ICMPv6 in {}", to_hex(&frame))
+        };
+        assert_eq!(icmp.icmp_type(), answer, "{what}");
+        assert!(icmp.is_checksum_valid(VIP6.octets(), CLIENT6.octets()), "{what}: the ICMPv6 sum");
+        assert!(packet.starts_with(icmp.payload()) && icmp.payload().len() >= 48, "{what}");
+    }
+    assert_eq!(program.drops().unwrap(), [(Reason::TtlExceeded, 2), (Reason::TooBig, 1)]);
+    assert_eq!(program.counters().unwrap()[0], Default::default());
 }
 
 /// Packets that are not for a service: byte for byte as they came, and nothing counted.

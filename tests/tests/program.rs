@@ -143,20 +143,31 @@ fn refused_packets_are_dropped_under_their_name() {
         ("SYN-ACK of no flow", Reason::UnknownFlow, Segment::SYN | Segment::ACK),
     ]
     .map(|(what, reason, flags)| (what, reason, tcp(to_vip(40_000), flags)));
-    let first =
-        [hex("450005dcbeef20004011c90d0a00010ac000020a9c43005007d8295f").unwrap(), vec![0; 1472]].concat();
     let rest = [hex("45000224beef00b94011ec0c0a00010ac000020a9c440050").unwrap(), vec![0; 524]].concat();
-    let others = [
-        ("the first fragment", Reason::Fragment, first),
-        ("a later fragment", Reason::Fragment, rest),
-        ("TTL 1", Reason::TtlExceeded, tcp(Path { ttl: 1, ..to_vip(40_000) }, Segment::SYN)),
-        ("TTL 0", Reason::TtlExceeded, Path { ttl: 0, ..to_vip(40_000) }.udp(b"x").unwrap()),
-        ("larger than the MTU", Reason::TooBig, to_vip(40_000).udp(&[0; 1473]).unwrap()),
-    ];
+    let others = [("a later fragment", Reason::Fragment, rest)];
     for (what, reason, packet) in malformed.into_iter().chain(flags).chain(others) {
         let mut program = Program::new(1).unwrap();
         let frame = ethernet(CLIENT_SIDE, CLIENT, &packet);
         assert_eq!(program.run(&frame).unwrap(), (verdict::DROP, frame.clone()), "{what}");
+        assert_eq!(program.drops().unwrap(), [(reason, 1)], "{what}");
+        assert_eq!(program.counters().unwrap()[0], Default::default(), "{what}");
+    }
+}
+
+/// What has no hops left, or is too big and must not be split: counted, and its sender told why.
+#[test]
+fn what_cannot_go_further_is_answered() {
+    const ICMP: u8 = 1;
+    for (what, reason, answer, packet) in [
+        ("TTL 1", Reason::TtlExceeded, [11, 0], tcp(Path { ttl: 1, ..to_vip(40_000) }, Segment::SYN)),
+        ("TTL 0", Reason::TtlExceeded, [11, 0], Path { ttl: 0, ..to_vip(40_000) }.udp(b"x").unwrap()),
+        ("larger than the MTU", Reason::TooBig, [3, 4], to_vip(40_000).udp(&[0; 1473]).unwrap()),
+    ] {
+        let mut program = Program::new(1).unwrap();
+        let (result, frame) = program.from_client(&packet).unwrap();
+        assert_eq!(result, verdict::TX, "{what}");
+        assert_eq!(to_hex(&frame[..12]), to_hex(&[CLIENT, CLIENT_SIDE].concat()), "{what}");
+        assert_eq!((frame[14 + 9], &frame[14 + 20..14 + 22]), (ICMP, &answer[..]), "{what}");
         assert_eq!(program.drops().unwrap(), [(reason, 1)], "{what}");
         assert_eq!(program.counters().unwrap()[0], Default::default(), "{what}");
     }
