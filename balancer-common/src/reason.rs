@@ -4,7 +4,8 @@
 pub enum Reason {
     /// Truncated, a length that contradicts another, impossible TCP flags, or a source address that no client has.
     Malformed = 0,
-    /// A fragment to a service address or from a backend whose datagram's first one has not been seen, or not lately.
+    /// A fragment to a service address or from a backend whose datagram's first one has not been seen, or not lately; or of
+    /// a service that keeps no flows.
     Fragment = 1,
     /// TTL 1 or 0 where the packet would have to be routed on.
     TtlExceeded = 2,

@@ -25,6 +25,10 @@ use crate::{
 pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
     // It was parsed before: there is a key.
     let Ok(parsed) = parse(packet, environment) else { return Step::Foreign };
+    // What follows it would not know where it went.
+    if parsed.is_first_part {
+        return Step::Refused(Reason::Fragment);
+    }
     let carried = match process::service(environment, &parsed) {
         Some(service) => match request(environment, &parsed, service) {
             Err(Step::Refused(reason)) if process::is_answered(service, reason) => {

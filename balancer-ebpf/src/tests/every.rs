@@ -109,7 +109,9 @@ fn what_can_t_be_followed_is_refused_by_name() {
     let rest = with(vec![(FRAGMENT, vec![0, 0, 8, 1, 2, 3, 4])]);
     bed.refused(1, &rest, Reason::Fragment);
     // Longer than the packet.
-    bed.refused(1, &with(vec![(DESTINATION, vec![20, 1, 4, 0, 0, 0, 0])]), Reason::Malformed);
+    let mut long = with(vec![empty(DESTINATION)]);
+    long[55] = 20;
+    bed.refused(1, &long, Reason::Malformed);
     // To somebody else, all of it is the kernel's business; and so is what has no ports.
     bed.kernel.roles.remove(&address(VIP.0));
     bed.passed(1, &rest);

@@ -148,6 +148,7 @@ fn what_cannot_be_sent_on_is_refused_by_name() {
     bed.set_ring(&[]);
     bed.refused(1, &input, Reason::NoBackend);
     bed.kernel.services.get_mut(&KEY).unwrap().answers = answers::NO_BACKEND;
+    bed.kernel.sends_icmp.set(true);
     let (verdict, output) = bed.run(1, &input);
     assert_eq!((verdict, output[23]), (Verdict::Transmit, 1), "told by ICMP");
     bed.set_ring(&[0]);

@@ -2,7 +2,7 @@
 
 use std::{vec, vec::Vec};
 
-use balancer_common::{FlowKey, Reason, TCP, UDP};
+use balancer_common::{FlowKey, ICMP, Reason, TCP, UDP};
 use proptest::{collection::vec as bytes, prelude::*};
 
 use super::{
