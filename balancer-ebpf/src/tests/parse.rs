@@ -345,7 +345,7 @@ fn what_is_not_ip_to_one_host_is_foreign() {
             "{destination:02x?}"
         );
     }
-    for protocol in (0..=u8::MAX).filter(|protocol| ![TCP, UDP].contains(protocol)) {
+    for protocol in (0..=u8::MAX).filter(|protocol| ![TCP, UDP, ICMP].contains(protocol)) {
         let mut input = frame.clone();
         input[23] = protocol;
         assert!(
