@@ -2,7 +2,7 @@
 //!
 //! An error quotes the packet that it is about as that was on the wire where it failed: behind this balancer, on either
 //! side. By the quote's addresses and ports, the other way round, its flow is found; the error goes to who sent the packet,
-//! and what it quotes is turned back into what that sent.
+//! and what it quotes is turned back into what that sent. It is nobody's load.
 
 use balancer_common::{
     Address, FlowKey, Reason, ServiceKey, TCP, UDP, family, flags, mapped, role, unmapped,
@@ -269,7 +269,6 @@ fn pass_on<P: Packet, E: Environment>(
     rewrite_message(packet, message, within)?;
     write(packet, 0, if is_reply { toward_client } else { hop.neighbour })?;
     write(packet, 6, hop.source)?;
-    process::count(environment, backend, direction, length);
     Some(leave(environment, hop))
 }
 
