@@ -83,6 +83,9 @@ fn a_narrower_path_is_found() {
         let opened = scene.bench.client.run(|| Ok(TcpStream::connect_timeout(&scene.vip, LIMIT)?));
         let mut stream = opened.unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
+        // Both ends of the wire, after the client has said what it takes.
+        scene.bench.client.ip("link set c0 mtu 1400").unwrap();
         scene.bench.balancer.ip("link set lc mtu 1400").unwrap();
         let backend = &scene.bench.backends[0];
         let route = || backend.ip(&format!("route get {}", family.client())).unwrap();

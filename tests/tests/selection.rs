@@ -152,8 +152,11 @@ impl Scene {
         }
     }
 
+    /// But for the backends' errors, where no flow is kept that they could be about: nothing listens there.
     fn assert_nothing_refused(&self) {
-        assert_eq!(status::drops(&status::read_fresh(&self.balancer).unwrap()), []);
+        let status = status::read_fresh(&self.balancer).unwrap();
+        let drops = status::drops(&status).into_iter().filter(|(name, _)| *name != "unknown-icmp");
+        assert_eq!(drops.collect::<Vec<_>>(), []);
     }
 }
 
