@@ -29,7 +29,7 @@ const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 fn connect(client: &Netns) -> std::io::Result<TcpStream> {
-    let address = SocketAddr::from((VIP, VIP_PORT)).into();
+    let address = SocketAddr::from((VIP, VIP_PORT));
     let stream =
         client.run(|| Ok(TcpStream::connect_timeout(&address, PATIENCE))).expect("the client's namespace")?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -48,7 +48,7 @@ impl Scene {
     }
 
     fn connect(&self) -> TcpStream {
-        let address = SocketAddr::from((VIP, VIP_PORT)).into();
+        let address = SocketAddr::from((VIP, VIP_PORT));
         let stream = self.bench.client.run(|| Ok(TcpStream::connect_timeout(&address, LIMIT)?)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream
@@ -326,7 +326,7 @@ fn a_new_service_begins_with_an_empty_ring() {
     })
     .unwrap();
     assert!(scene.balancer().log().contains("no room for another service while others drain"));
-    let refused = scene.bench.client.run(|| Ok(TcpStream::connect_timeout(&address.into(), LIMIT))).unwrap();
+    let refused = scene.bench.client.run(|| Ok(TcpStream::connect_timeout(&address, LIMIT))).unwrap();
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(status::drops(&status::read_fresh(scene.balancer()).unwrap()), [("no-backend", 1)]);
 }
