@@ -86,7 +86,8 @@ fn foreign_packets_pass_untouched() {
     let other_port = Path::new((CLIENT_ADDRESS, 40_000), (VIP, 81)).udp(b"x").unwrap();
     let other_address =
         Path::new((CLIENT_ADDRESS, 40_000), (Ipv4Addr::new(192, 0, 2, 11), 80)).udp(b"x").unwrap();
-    let icmp = hex("450000241234000040019b910a00010ac000020a08002427424200016162636465666768").unwrap();
+    // An echo request to somebody else.
+    let icmp = hex("450000241234000040019b900a00010ac000020b08002427424200016162636465666768").unwrap();
     let broken_elsewhere =
         hex("440000281234000040069c880a00010a0a0001fe9c41005001020304000000005002faf047460000").unwrap();
     let mut program = Program::new(1).unwrap();
