@@ -13,6 +13,7 @@ use aya_ebpf::{
     maps::{Array, DevMap, PerCpuArray, ProgramArray},
     programs::XdpContext,
 };
+use balancer_common::mapped;
 use balancer_ebpf::checksum::{self, Delta};
 use balancer_harness::{HEAD, LONG, Packets, SHORT, WORDS, client_address, client_port, limit};
 
@@ -108,7 +109,7 @@ fn rewrite(context: &XdpContext) -> Option<()> {
     const TCP: usize = IP + 20;
     let (start, end) = bounds(context);
     // Constants, once compiled.
-    let address = Delta::default().address(limit::FROM.0, limit::TO.0);
+    let address = Delta::default().address(&mapped(limit::FROM.0), &mapped(limit::TO.0));
     let port = address.word(limit::FROM.1.to_be_bytes(), limit::TO.1.to_be_bytes());
     let ttl: u8 = read(start, end, IP + 8)?;
     let ip_sum: [u8; 2] = read(start, end, IP + 10)?;
