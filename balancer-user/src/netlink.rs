@@ -3,9 +3,9 @@
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use rtnetlink::{
-    Handle, MulticastGroup, RouteMessageBuilder, new_multicast_connection,
+    Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection,
     packet_core::{NetlinkMessage, NetlinkPayload},
     packet_route::{
         RouteNetlinkMessage,
@@ -24,6 +24,8 @@ use crate::{
 
 /// How long changes are gathered before the tables are read again.
 const SETTLE: Duration = Duration::from_millis(20);
+/// Most requests that are under way at once: their answers fit into the socket's buffer.
+const AT_ONCE: usize = 64;
 /// How often neighbours that the kernel is not sure of are asked for.
 const CONFIRM: Duration = Duration::from_secs(1);
 
@@ -32,7 +34,8 @@ type Events = futures_util::stream::BoxStream<
     (NetlinkMessage<RouteNetlinkMessage>, rtnetlink::sys::SocketAddr),
 >;
 
-/// A connection to rtnetlink.
+/// Two connections to rtnetlink: one for requests, and one for what the kernel tells of its own accord. That one loses messages
+/// when they come faster than they are read, and an answer that was lost so would be waited for without end.
 pub struct Netlink {
     handle: Handle,
     events: Events,
@@ -49,8 +52,9 @@ impl Netlink {
             MulticastGroup::Ipv6Route,
             MulticastGroup::Ipv6Ifaddr,
         ];
-        let (connection, handle, events) =
-            new_multicast_connection(&groups).context("open a netlink socket")?;
+        let (connection, handle, _) = new_connection().context("open a netlink socket")?;
+        tokio::spawn(connection);
+        let (connection, _, events) = new_multicast_connection(&groups).context("open a netlink socket")?;
         tokio::spawn(connection);
         Ok(Netlink { handle, events: events.boxed() })
     }
@@ -63,19 +67,21 @@ impl Netlink {
             neighbours: self.neighbours().await?,
             ..Network::default()
         };
-        for address in addresses {
-            if let Some(route) = self.route(*address).await {
-                network.routes.insert(*address, route);
-            }
+        // The kernel has no one answer to what many addresses' routes are.
+        let mut routes = stream::iter(addresses)
+            .map(|address| async { (*address, self.route(*address).await) })
+            .buffer_unordered(AT_ONCE);
+        while let Some((address, route)) = routes.next().await {
+            network.routes.extend(route.map(|route| (address, route)));
         }
+        drop(routes);
         Ok(network)
     }
 
     /// Asks the kernel to find or confirm the MACs on the way to `addresses`.
     pub async fn confirm(&self, network: &Network, addresses: &[IpAddr]) {
-        for route in network.unconfirmed(addresses) {
-            self.ask_for(route.ifindex, route.neighbour).await;
-        }
+        let ask = |route: Route| self.ask_for(route.ifindex, route.neighbour);
+        stream::iter(network.unconfirmed(addresses)).for_each_concurrent(AT_ONCE, ask).await;
     }
 
     /// Asks the kernel to find or confirm a neighbour's MAC.

@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
-    net::UdpSocket,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     time::{Duration, Instant},
 };
 
 use balancer_tests::{
-    Balancer, Netns, Plan, Topology, config, eventually,
+    Balancer, Netns, Plan, Topology,
+    config::{self, Service},
+    eventually,
     operator::{pinned_link, xdp},
     responder::{self, Responders, ask, ask_with, ask_within, connect},
     status,
@@ -286,4 +288,33 @@ fn an_optional_interface_appears_after_the_start() {
     assert_said_once(&balancer, "it carries another XDP program");
     drop(foreign);
     assert_interfaces_soon(&balancer, [InterfaceState::Up, InterfaceState::Down]);
+}
+
+/// All that leads to thousands of backends changes at once, and is followed as soon as for a few.
+#[test]
+fn thousands_of_backends_are_followed_as_soon_as_a_few() {
+    const BACKENDS: u32 = 400;
+    let bench = Plan::backends(1).build().unwrap();
+    let gateway = backend_address(1);
+    let route = || bench.balancer.ip(&format!("route add 10.7.0.0/16 via {gateway}")).unwrap();
+    route();
+    let address = |number: u32| Ipv4Addr::from_bits(Ipv4Addr::new(10, 7, 0, 0).to_bits() + number);
+    let backends = (0..BACKENDS).map(|number| (SocketAddr::from((address(number), 8080)), 1)).collect();
+    let service = Service { backends, ..Service::new("udp", "round-robin", &[]) };
+    let balancer = Balancer::start(&bench.balancer, &config::text("", &[service])).unwrap();
+    let all = |state: BackendState, since: Instant| {
+        let what = format!("{BACKENDS} backends {state}");
+        let is_so = |status: &Status| states(status).iter().all(|other| *other == state);
+        status::wait(&balancer, &what, is_so).unwrap();
+        println!("{what} after {:?}", since.elapsed());
+        assert!(since.elapsed() <= FOLLOWED, "{what} after {:?}", since.elapsed());
+    };
+    status::wait_until_up(&balancer).unwrap();
+    let since = Instant::now();
+    bench.balancer.ip("link set lk down").unwrap();
+    all(UNREACHABLE, since);
+    let since = Instant::now();
+    bench.balancer.ip("link set lk up").unwrap();
+    route();
+    all(UP, since);
 }
