@@ -217,6 +217,11 @@ impl Balancer {
         &self.place
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Its process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process

@@ -3,11 +3,11 @@
 mod bench;
 mod build;
 mod command;
-mod demo;
 mod end_to_end;
 mod linker;
 mod lint;
 mod packages;
+mod play;
 mod setup;
 mod superuser;
 mod test;
@@ -40,7 +40,9 @@ enum Verb {
     /// Set up, build, lint, and run every test; the end-to-end tests run as root
     Test(test::Options),
     /// Watch it balance: a client, the balancer and backends in network namespaces, as root
-    Demo(demo::Options),
+    Demo(play::Options),
+    /// Change, kill and cut off a balancer at random, under a load whose every byte is compared, as root
+    Soak(play::Options),
     /// Measure: each measurement says what it needs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -64,7 +66,8 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Build(options) => build::run(&workspace, &options).map(drop),
         Verb::Lint => lint::run(&workspace),
         Verb::Test(options) => test::run(&workspace, &options),
-        Verb::Demo(options) => demo::run(&workspace, &options),
+        Verb::Demo(options) => play::run(&workspace, "demo", &options),
+        Verb::Soak(options) => play::run(&workspace, "soak", &options),
         Verb::Bench(bench) => bench::run(&workspace, &bench),
     }
 }
