@@ -31,6 +31,11 @@ impl Monotonic {
         self.0.saturating_sub(earlier.0)
     }
 
+    /// So long before; at the earliest the boot.
+    pub const fn minus(self, before: Duration) -> Monotonic {
+        Monotonic::from_boot(self.since_boot().saturating_sub(before))
+    }
+
     /// The moment `after` later.
     pub const fn plus(self, after: Duration) -> Monotonic {
         Monotonic(self.0.saturating_add(after))

@@ -572,3 +572,33 @@ fn one_that_comes_back_is_not_flooded() {
         flows(&bench, Duration::from_millis(500));
     }
 }
+
+/// Each backend may be checked in its own way, or not at all.
+#[test]
+fn a_backend_has_health_checks_of_its_own() {
+    let bench = Plan::backends(3).build().unwrap();
+    // The first serves where it is asked as all are, the second where it alone is, and the third nowhere.
+    let elsewhere = SocketAddrV4::new(backend_address(2), 9000);
+    let _echoes = [(1, endpoint(1)), (2, elsewhere)]
+        .map(|(number, address)| Echo::tcp(bench.backend(number).unwrap(), address).unwrap());
+    let shared = "health = { kind = \"tcp\", interval = \"300ms\" }";
+    let text = config::text("", &[service("tcp", &[1; 3], shared)]);
+    let own = |number: usize, health: &str| format!("name = \"b{number}\"\nhealth = {health}");
+    let with = |second: &str, third: &str| {
+        let text = text.replace("name = \"b2\"", &own(2, second));
+        text.replace("name = \"b3\"", &own(3, third))
+    };
+    let there = "{ kind = \"tcp\", port = 9000, interval = \"300ms\" }";
+    let balancer = Balancer::start(&bench.balancer, &with(there, "false")).unwrap();
+    let status = wait_for(&balancer, &[Up, Up, Up]);
+    let checked = each(&status, |backend| backend.health.is_some());
+    assert_eq!(checked, [true, true, false]);
+    assert_eq!(backend(&status, 2).reason.as_deref(), Some("1 check passed"));
+    assert_eq!(backend(&status, 3).reason, None);
+    // As all are: neither of the two serves there.
+    balancer.reload(&text).unwrap();
+    wait_for(&balancer, &[Up, Down, Down]);
+    balancer.call(&["backend", "set", "b3", "health=false"]).unwrap();
+    balancer.call(&["backend", "set", "b2", &format!("health={there}")]).unwrap();
+    wait_for(&balancer, &[Up, Up, Up]);
+}

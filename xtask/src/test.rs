@@ -14,7 +14,8 @@ use crate::{
 /// What the bench of network namespaces calls.
 const BENCH: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
 /// What the end-to-end tests call beside it.
-const TOOLS: [Tool; 4] = [
+const TOOLS: [Tool; 5] = [
+    Tool { program: "nft", package: "nftables" },
     Tool { program: "curl", package: "curl" },
     Tool { program: "openssl", package: "openssl" },
     Tool { program: "nginx", package: "nginx-light" },

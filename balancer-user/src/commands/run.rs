@@ -18,7 +18,7 @@ use crate::{
     capabilities,
     cli::RunArgs,
     clock::Monotonic,
-    config::Config,
+    config::{Config, PassiveHealth},
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
     ephemeral, forwarding,
@@ -34,6 +34,9 @@ use crate::{
 const NEIGHBOURS_AT_START: Duration = Duration::from_millis(500);
 /// Most reports of health checks that are heard at once.
 const REPORTS: usize = 256;
+/// Up to which age it is known when a flow was opened, at least: until a walk over the flow table has seen whether it was
+/// answered.
+const KNOWN_AGE: Duration = PassiveHealth::LONGEST_TIMEOUT.saturating_add(Duration::from_secs(3));
 /// The least time between two publications of the status.
 const STATUS_PERIOD: Duration = Duration::from_millis(200);
 
@@ -126,7 +129,7 @@ fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
         services: config.daemon.max_services,
         backends: config.daemon.max_backends,
         ipv6: config.ipv6(),
-        profiled_age: Profile::reach(config.daemon.window),
+        profiled_age: Profile::reach(config.daemon.window.max(KNOWN_AGE)),
     };
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
     let mut datapath = Datapath::load(sizes, log_refusals, config.daemon.pin_path.as_deref())?;

@@ -1,9 +1,13 @@
+use toml::de::DeValue;
+
 use super::endpoint::Endpoint;
 use super::fault::Findings;
+use super::health::Health;
 use super::name::Name;
 use super::registry::Registry;
-use super::section::{Key, Once, Schema, Section, Value};
-use super::value;
+use super::section::{Key, Once, Schema, Section, Value, read_value};
+use super::service::Service;
+use super::value::{self, Refused};
 
 /// A real server behind a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +22,30 @@ pub struct Backend {
     pub backup: bool,
     /// With so many active flows it takes no more; `None` = without limit.
     pub max_active: Option<u32>,
+    /// How it is found out whether it serves, where that is not as for its service.
+    pub health: OwnHealth,
+}
+
+/// What a backend has in place of its service's health checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnHealth {
+    /// Nothing: it is checked as its service's backends are.
+    None,
+    /// It is not checked, and taken to serve.
+    Unchecked,
+    /// Checks of its own.
+    Checked(Health),
+}
+
+impl Backend {
+    /// How it is checked, as a backend of `service`; `None` = not at all.
+    pub fn checks<'a>(&'a self, service: &'a Service) -> Option<&'a Health> {
+        match &self.health {
+            OwnHealth::None => service.health.as_ref(),
+            OwnHealth::Unchecked => None,
+            OwnHealth::Checked(health) => Some(health),
+        }
+    }
 }
 
 /// Share of the new flows: 1 to 100 against the other backends' weights, or 0 for none at all.
@@ -54,6 +82,7 @@ pub(super) const BACKEND: Schema = Schema {
         Key::new("weight", "weight = 1"),
         Key::new("backup", "backup = false"),
         Key::new("max-active", "max-active = 1000"),
+        Key::new("health", "health = false"),
     ],
     later: &[],
 };
@@ -120,12 +149,33 @@ impl Backend {
         let backup = section.optional("backup", false, value::boolean, findings);
         let limits = value::integer(1..=u32::MAX);
         let max_active = section.optional("max-active", None, |value| limits(value).map(Some), findings);
+        let health = match section.get("health") {
+            Some(value) => OwnHealth::read(value, findings),
+            None => Some(OwnHealth::None),
+        };
         Some(Backend {
             name: name?,
             address: address?,
             weight: weight?,
             backup: backup?,
             max_active: max_active?,
+            health: health?,
         })
     }
+}
+
+impl OwnHealth {
+    /// `None` only where a fault was found.
+    fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<OwnHealth> {
+        if value.get_ref().as_table().is_some() {
+            return Health::read(value, findings).map(OwnHealth::Checked);
+        }
+        let unchecked = |value: &DeValue<'_>| match value {
+            DeValue::Boolean(false) => Ok(OwnHealth::Unchecked),
+            _ => Err(Refused::needs(OwnHealth::ALLOWED)),
+        };
+        read_value("health", value, unchecked, findings)
+    }
+
+    const ALLOWED: &str = "false, for no checks, or a table as in [[service]]";
 }

@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, Config, Health, Persistence, Probe, Refusal, Requests, Service, Snat};
+use super::{
+    Backend, Config, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests, Service, Snat,
+};
 
 /// One thing that sets a new configuration apart from an old one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +147,7 @@ impl Service {
             rtsp_nat,
             slow_start,
             health,
+            passive_health,
             no_backend,
             unknown_flow,
             backends: _,
@@ -165,6 +168,10 @@ impl Service {
         let persistence = persistence.map(|Persistence { mask, timeout }| {
             format!("{{ mask = {mask}, timeout = \"{}\" }}", time(timeout))
         });
+        let passive_health = passive_health.map(|PassiveHealth { failures, timeout, rest }| {
+            let [timeout, rest] = [timeout, rest].map(time);
+            format!("{{ failures = {failures}, timeout = \"{timeout}\", rest = \"{rest}\" }}")
+        });
         vec![
             ("address", Some(address.to_string())),
             ("protocol", Some(protocol.to_string())),
@@ -179,6 +186,7 @@ impl Service {
             ("rtsp-nat", rtsp_nat.map(|ports| format!("{{ data-ports = \"{ports}\" }}"))),
             ("slow-start", Some(time(*slow_start))),
             ("health", health.as_ref().map(ToString::to_string)),
+            ("passive-health", passive_health),
             ("no-backend", Some(refusal(no_backend, "reject"))),
             ("unknown-flow", Some(refusal(unknown_flow, "reset"))),
         ]
@@ -187,12 +195,18 @@ impl Service {
 
 impl Backend {
     fn written(&self) -> Written {
-        let Backend { name: _, address, weight, backup, max_active } = self;
+        let Backend { name: _, address, weight, backup, max_active, health } = self;
+        let health = match health {
+            OwnHealth::None => None,
+            OwnHealth::Unchecked => Some("false".to_owned()),
+            OwnHealth::Checked(health) => Some(health.to_string()),
+        };
         vec![
             ("address", Some(address.to_string())),
             ("weight", Some(weight.get().to_string())),
             ("backup", Some(backup.to_string())),
             ("max-active", max_active.map(|most| most.to_string())),
+            ("health", health),
         ]
     }
 }
@@ -260,8 +274,8 @@ mod tests {
     fn each_key_and_each_backend_that_differs() {
         let old = service("web", 80, "", &[("a", ""), ("b", "weight = 2"), ("c", "")])
             + &service("old", 81, "", &[("a", "")]);
-        let more = "slow-start = \"90s\"\npersistence = {}\nhealth = { kind = \"tcp\", port = 9000, send = \"x\\r\\n\" }";
-        let new = service("web", 80, more, &[("c", ""), ("b", "max-active = 5"), ("d", "")])
+        let more = "slow-start = \"90s\"\npersistence = {}\npassive-health = {}\nhealth = { kind = \"tcp\", port = 9000, send = \"x\\r\\n\" }";
+        let new = service("web", 80, more, &[("c", ""), ("b", "max-active = 5\nhealth = false"), ("d", "")])
             + &service("new", 82, "", &[("a", "")]);
         let said: Vec<String> =
             config(&old).differences(&config(&new)).iter().map(ToString::to_string).collect();
@@ -271,10 +285,12 @@ mod tests {
             "~ service web: slow-start 0s → 1m 30s",
             "~ service web: health nothing → { kind = \"tcp\", send = \"x\\r\\n\", port = 9000, interval = \"5s\", \
              timeout = \"2s\", rise = 2, fall = 3 }",
+            "~ service web: passive-health nothing → { failures = 10, timeout = \"3s\", rest = \"30s\" }",
             "- backend a of web",
             "~ backend c of web: its place in the order",
             "~ backend b of web: weight 2 → 1",
             "~ backend b of web: max-active nothing → 5",
+            "~ backend b of web: health nothing → false",
             "~ backend b of web: its place in the order",
             "+ backend d of web",
             "+ service new",

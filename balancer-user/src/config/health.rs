@@ -27,6 +27,17 @@ pub struct Health {
     pub fall: u32,
 }
 
+/// When what becomes of clients' new flows takes a backend out of the choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassiveHealth {
+    /// After how many new flows, one after the other, that get no answer or, over TCP, a reset in place of one.
+    pub failures: u32,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// How long the backend is out.
+    pub rest: Duration,
+}
+
 /// What is tried.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Probe {
@@ -203,6 +214,32 @@ const ANY: Schema = Schema {
     keys: &[KIND, PORT, SEND, RECEIVE, PATH, HOST, EXPECT, COMMAND, INTERVAL, TIMEOUT, RISE, FALL],
     later: &[],
 };
+
+pub(super) const PASSIVE_HEALTH: Schema = Schema {
+    title: "passive-health",
+    keys: &[
+        Key::new("failures", "failures = 10"),
+        Key::new("timeout", "timeout = \"3s\""),
+        Key::new("rest", "rest = \"30s\""),
+    ],
+    later: &[],
+};
+
+impl PassiveHealth {
+    /// Longest time that an answer may be given.
+    pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// `None` only where a fault was found.
+    pub(super) fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<PassiveHealth> {
+        let section = Section::open(&PASSIVE_HEALTH, value, findings)?;
+        let up_to = |most| value::duration(Duration::from_secs(1)..=most);
+        let failures = section.optional("failures", 10, value::integer(1..=1000), findings);
+        let timeouts = up_to(PassiveHealth::LONGEST_TIMEOUT);
+        let timeout = section.optional("timeout", Duration::from_secs(3), timeouts, findings);
+        let rest = section.optional("rest", Duration::from_secs(30), up_to(LONGEST), findings);
+        Some(PassiveHealth { failures: failures?, timeout: timeout?, rest: rest? })
+    }
+}
 
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);

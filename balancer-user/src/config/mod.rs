@@ -25,14 +25,14 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
-pub use backend::{Backend, Weight};
+pub use backend::{Backend, OwnHealth, Weight};
 pub use daemon::{DEFAULT_PIN_PATH, DEFAULT_SOCKET, Daemon, XdpMode};
 pub use difference::{Change, Difference};
 pub use edit::{Action, CannotEdit, Edit};
 pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
 pub use file::save;
-pub use health::{Bytes, Health, Probe, Statuses};
+pub use health::{Bytes, Health, PassiveHealth, Probe, Statuses};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
 pub use schema::json_schema;

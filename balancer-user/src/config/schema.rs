@@ -25,17 +25,28 @@ fn of_service(key: &str) -> Option<Value> {
     match key {
         "persistence" => Some(section(&super::service::PERSISTENCE, |_| None)),
         "rtsp-nat" => Some(section(&super::service::RTSP_NAT, |_| None)),
-        "health" => {
-            let kinds = super::health::schemas().map(|(kind, schema)| {
-                let mut schema = section(schema, |_| None);
-                schema["properties"]["kind"] = json!({ "const": kind });
-                schema
-            });
-            Some(json!({ "oneOf": Vec::from(kinds) }))
+        "passive-health" => Some(section(&super::health::PASSIVE_HEALTH, |_| None)),
+        "health" => Some(json!({ "oneOf": checks() })),
+        "backend" => {
+            let of_backend = |key: &str| {
+                let unchecked = json!({ "const": false });
+                let any = [checks(), vec![unchecked]].concat();
+                (key == "health").then(|| json!({ "oneOf": any }))
+            };
+            Some(json!({ "type": "array", "items": section(&super::backend::BACKEND, of_backend) }))
         }
-        "backend" => Some(json!({ "type": "array", "items": section(&super::backend::BACKEND, |_| None) })),
         _ => None,
     }
+}
+
+/// Each kind of health checks.
+fn checks() -> Vec<Value> {
+    let kinds = super::health::schemas().map(|(kind, schema)| {
+        let mut schema = section(schema, |_| None);
+        schema["properties"]["kind"] = json!({ "const": kind });
+        schema
+    });
+    kinds.into()
 }
 
 /// A section; `special` says what its keys hold that hold sections.
@@ -133,6 +144,7 @@ mod tests {
             ("kind = \"http\", path", "kind = \"tcp\", path"),
             ("weight = 2 ", "weihgt = 2 "),
             ("[daemon]", "[deamon]"),
+            ("health = false", "health = true"),
             ("interfaces = [\"eth0\", \"eth1\"]", "interfaces = [7]"),
             ("{ mask = 32, timeout = \"2m\" }", "{ mask = \"32\" }"),
         ] {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::backend::{Backend, Siblings};
 use super::endpoint::Endpoint;
 use super::fault::Findings;
-use super::health::Health;
+use super::health::{Health, PassiveHealth};
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
@@ -47,6 +47,8 @@ pub struct Service {
     pub slow_start: Duration,
     /// How it is found out whether a backend serves; `None` = it is taken to.
     pub health: Option<Health>,
+    /// When new flows that get no answer take a backend out; `None` = never.
+    pub passive_health: Option<PassiveHealth>,
     /// What becomes of a new flow while no backend may take one.
     pub no_backend: Refusal,
     /// What becomes of a TCP segment, not a SYN, that belongs to no flow.
@@ -221,6 +223,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("rtsp-nat", "rtsp-nat = { data-ports = \"6970-6999\" }"),
         Key::new("slow-start", "slow-start = \"30s\""),
         Key::new("health", "health = { kind = \"tcp\" }"),
+        Key::new("passive-health", "passive-health = { failures = 10, timeout = \"3s\", rest = \"30s\" }"),
         Key::new("no-backend", "no-backend = \"reject\"").of(&["reject", "drop"]),
         Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
@@ -286,6 +289,10 @@ impl Service {
             Some(value) => Health::read(value, findings).map(Some),
             None => Some(None),
         };
+        let passive_health = match section.get("passive-health") {
+            Some(value) => PassiveHealth::read(value, findings).map(Some),
+            None => Some(None),
+        };
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
         let no_backend =
             section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject"), &[]), findings);
@@ -332,6 +339,7 @@ impl Service {
             rtsp_nat: rtsp_nat?,
             slow_start: slow_start?,
             health: health?,
+            passive_health: passive_health?,
             no_backend: no_backend?,
             unknown_flow: unknown_flow?,
             backends,
@@ -386,7 +394,7 @@ fn read_one_packet(
                        allowed: \"auto\", \"never\"";
         findings.add(section.place_of("snat"), message.to_owned());
     }
-    for key in ["idle-timeout", "persistence"] {
+    for key in ["idle-timeout", "passive-health", "persistence"] {
         if section.get(key).is_some() {
             let message =
                 format!("`{key}` is about flows, and `one-packet` keeps none; allowed: one of the two");

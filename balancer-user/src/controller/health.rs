@@ -29,7 +29,7 @@ impl Checked {
         seat: &LiveBackend,
         is_new: bool,
     ) -> Option<Checked> {
-        let check = service.health.clone()?;
+        let check = backend.checks(service)?.clone();
         let (service, name) = (service.name.to_string(), backend.name.to_string());
         let address = SocketAddr::from(backend.address);
         let target = Arc::new(Target { id, service, backend: name, address, check });
@@ -69,6 +69,12 @@ impl Controller {
             let Some(checked) = backend.health.as_mut().filter(|checked| checked.target == *target) else {
                 continue;
             };
+            let rise = target.check.rise;
+            if backend.passive.as_mut().is_some_and(|passive| passive.check(outcome.is_ok(), rise)) {
+                is_changed = true;
+                let (name, service) = (&target.backend, &target.service);
+                tracing::info!("backend {name} of {service} is back: its health checks pass");
+            }
             if !checked.judge.judge(now, outcome, &target.check) {
                 continue;
             }
@@ -83,6 +89,43 @@ impl Controller {
         if is_changed {
             self.set_members(now)?;
             self.tick(now)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what a walk over the flow table has seen of new flows into account: backends that don't answer go out of the
+    /// choice, and those that have rested come back.
+    ///
+    /// At most half of a service's backends are out so: what all of them do not answer may be no fault of theirs, and some
+    /// answers are better than none.
+    pub(super) fn judge_openings(&mut self, now: Monotonic) -> Result<()> {
+        let mut is_changed = false;
+        let openings: Vec<_> = self.walk.openings().collect();
+        for service in self.services.iter().filter(|service| service.config.passive_health.is_some()) {
+            let is_out = |id: &&BackendId| {
+                let seat = self.backends.get(usize::from(**id)).and_then(Option::as_ref);
+                seat.and_then(|seat| seat.passive.as_ref()).is_some_and(|passive| !passive.is_in())
+            };
+            let mut room = (service.ids.len() / 2).saturating_sub(service.ids.iter().filter(is_out).count());
+            for id in service.ids.iter().map(|id| usize::from(*id)) {
+                let Some(backend) = self.backends.get_mut(id).and_then(Option::as_mut) else { continue };
+                let (name, protocol) = (backend.name(), backend.protocol);
+                let Some(passive) = backend.passive.as_mut() else { continue };
+                if passive.rest(now) {
+                    is_changed = true;
+                    tracing::info!("backend {name} of {} is back: it has rested", service.config.name);
+                }
+                let Some(seen) = openings.get(id).copied().flatten() else { continue };
+                if passive.observe(seen) && room > 0 {
+                    (room, is_changed) = (room - 1, true);
+                    passive.take_out(now, protocol);
+                    let reason = passive.out().map_or_else(String::new, |(_, reason)| reason.to_owned());
+                    tracing::warn!("backend {name} of {} is down: {reason}", service.config.name);
+                }
+            }
+        }
+        if is_changed {
+            self.set_members(now)?;
         }
         Ok(())
     }

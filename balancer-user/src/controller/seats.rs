@@ -21,6 +21,7 @@ use crate::{
     balance::Balance,
     clock::Monotonic,
     config::{self, Config, DataPorts, Requests, Snat},
+    health::Passive,
     maglev,
     network::Source,
     responses::Histogram,
@@ -66,6 +67,8 @@ pub(super) struct LiveBackend {
     pub(super) unreachable_since: Option<Monotonic>,
     /// `None` where its service has no health checks.
     pub(super) health: Option<Checked>,
+    /// `None` where its service is not judged by its flows.
+    pub(super) passive: Option<Passive>,
     /// As it was last shown, and since when.
     pub(super) shown: Option<(BackendState, Monotonic)>,
     pub(super) traffic: Traffic,
@@ -95,6 +98,7 @@ impl LiveBackend {
             source: None,
             unreachable_since: None,
             health: None,
+            passive: None,
             shown: None,
             traffic: Traffic::default(),
             opened: 0,
@@ -146,7 +150,8 @@ impl LiveBackend {
 
     /// Its share of the new flows: none if it takes none now.
     pub(super) fn weight(&self) -> u8 {
-        let is_healthy = self.health.as_ref().is_none_or(Checked::is_up);
+        let is_healthy = self.health.as_ref().is_none_or(Checked::is_up)
+            && self.passive.as_ref().is_none_or(Passive::is_in);
         let takes = self.duty == Duty::Serve && self.unreachable_since.is_none() && is_healthy;
         self.config.as_ref().filter(|_| takes).map_or(0, |config| config.weight.get())
     }
@@ -372,6 +377,11 @@ impl Controller {
         let seat = self.backends[place]
             .get_or_insert_with(|| LiveBackend::new(service_id, protocol, endpoint, Duty::Serve));
         seat.health = Checked::of(now, id, service, backend, seat, is_new);
+        let known = seat.passive.take().filter(|_| !is_new);
+        seat.passive = service.passive_health.map(|settings| match known {
+            Some(passive) => passive.with(settings),
+            None => Passive::new(settings),
+        });
         seat.config = Some(backend.clone());
         seat.protocol = protocol;
         seat.requests = service.requests;

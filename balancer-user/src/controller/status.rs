@@ -138,6 +138,9 @@ pub(super) fn state(backend: &LiveBackend, score: Option<&Score>) -> BackendStat
         (Duty::Serve, _) if is_disabled => BackendState::Disabled,
         (Duty::Serve, _) if backend.unreachable_since.is_some() => BackendState::Unreachable,
         (Duty::Serve, Some(Verdict::Down)) => BackendState::Down,
+        (Duty::Serve, _) if backend.passive.as_ref().is_some_and(|passive| !passive.is_in()) => {
+            BackendState::Down
+        }
         (Duty::Serve, Some(Verdict::Unknown)) => BackendState::Starting,
         (Duty::Serve, _) if score.is_some_and(|score| score.ramp < 1.0) => BackendState::Starting,
         (Duty::Serve, _) => BackendState::Up,
@@ -158,6 +161,11 @@ fn reason(backend: &LiveBackend, score: Option<&Score>) -> Option<String> {
         }
         BackendState::Starting if backend.health.as_ref().is_none_or(Checked::is_up) => {
             Some(format!("slow start: {:.0}% of its weight", score.map_or(1.0, |score| score.ramp) * 100.0))
+        }
+        BackendState::Down
+            if backend.health.as_ref().is_none_or(|health| health.judge.verdict() != Verdict::Down) =>
+        {
+            backend.passive.as_ref()?.out().map(|(_, reason)| reason.to_owned())
         }
         BackendState::Starting | BackendState::Down | BackendState::Up => checks,
     }

@@ -1,18 +1,22 @@
 //! The walk over the flow table, a slice with each tick: what is silent for too long is freed, what leads to a backend that
-//! is gone is ended, and what counts as active is counted anew.
+//! is gone is ended, what counts as active is counted anew, and what is not answered is told from what is.
 
 use std::time::Duration;
 
 use anyhow::Result;
-use balancer_common::{BackendId, Control, FlowEntry, FlowState, TCP, flags};
+use balancer_common::{BackendId, Control, FlowEntry, FlowState, ServiceId, TCP, flags};
 
 use super::{
     Controller,
     health::Checked,
     records::stamp,
-    seats::{Duty, LiveBackend},
+    seats::{Duty, LiveBackend, LiveService},
 };
-use crate::{clock::Monotonic, datapath::Ended};
+use crate::{
+    clock::Monotonic,
+    datapath::{Ended, FlowTable},
+    health::{Opening, Openings},
+};
 
 /// How long one walk over the flow table takes.
 const SWEEP_TIME: Duration = Duration::from_secs(1);
@@ -25,12 +29,14 @@ pub(super) struct Walk {
     /// Buckets that are left of it.
     left: usize,
     at: Monotonic,
+    /// When this walk began, and when the one before.
+    begun: [Monotonic; 2],
     /// By `BackendId`.
     census: Vec<Census>,
     /// Flows by state, by `Phase`: of this walk so far, and of the last whole one.
     states: [u64; 3],
     pub(super) seen: [u64; 3],
-    /// Whether it is over, and its census not yet compared.
+    /// Whether it is over, and its census not yet made use of.
     is_over: bool,
 }
 
@@ -44,6 +50,13 @@ struct Census {
     closed: u64,
     asked: u64,
     answered: u64,
+    /// Of those that were to be answered by now; `None` where nobody wants to know.
+    openings: Option<Openings>,
+    /// Flows that were opened after the first of these and before the second were to be answered by now: stamps.
+    due: [u16; 2],
+    protocol: u8,
+    /// Whether a RST may also answer what was no SYN.
+    is_hashed: bool,
 }
 
 /// Which flows of a backend are ended.
@@ -56,20 +69,41 @@ enum Doom {
 }
 
 impl Walk {
+    /// What the new flows of each backend have come to, by `BackendId`.
+    pub(super) fn openings(&self) -> impl Iterator<Item = Option<Openings>> {
+        self.census.iter().map(|census| census.openings)
+    }
+
     pub(super) const fn new(now: Monotonic) -> Walk {
-        Walk { next: 0, left: 0, at: now, census: Vec::new(), states: [0; 3], seen: [0; 3], is_over: false }
+        Walk {
+            next: 0,
+            left: 0,
+            at: now,
+            begun: [now; 2],
+            census: Vec::new(),
+            states: [0; 3],
+            seen: [0; 3],
+            is_over: false,
+        }
     }
 }
 
 impl Census {
-    /// Before a walk.
-    fn of(backend: Option<&LiveBackend>) -> Census {
-        backend.map_or_else(Census::default, |backend| Census {
-            opened: backend.opened,
-            closed: backend.closed,
-            asked: backend.asked,
-            answered: backend.answered,
-            ..Census::default()
+    /// Before a walk that begins at the first of these times; the one before began at the second.
+    fn of(backend: Option<&LiveBackend>, begun: [Monotonic; 2], hashed: &[ServiceId]) -> Census {
+        backend.map_or_else(Census::default, |backend| {
+            let timeout = backend.passive.as_ref().map(|passive| passive.settings().timeout);
+            Census {
+                opened: backend.opened,
+                closed: backend.closed,
+                asked: backend.asked,
+                answered: backend.answered,
+                openings: timeout.map(|_| Openings::default()),
+                due: begun.map(|begun| stamp(begun.minus(timeout.unwrap_or_default())) as u16),
+                protocol: backend.protocol,
+                is_hashed: hashed.contains(&backend.service),
+                ..Census::default()
+            }
         })
     }
 
@@ -78,6 +112,25 @@ impl Census {
         self.active += u64::from(control.flags() & flags::ACTIVE != 0);
         self.awaiting += u64::from(control.flags() & flags::AWAITING != 0);
     }
+
+    /// Looks whether a flow that was to be answered by now was; of those that were not, each once.
+    fn judge(&mut self, entry: &FlowEntry, flows: &FlowTable, now: u32) {
+        let Some(openings) = &mut self.openings else { return };
+        // How old it is is not known any more: it was judged when it was.
+        if entry.control.flags() & flags::GROWN != 0 {
+            return;
+        }
+        let is_after = |stamp: u16| entry.opened.wrapping_sub(stamp) as i16 > 0;
+        let [due, judged] = self.due;
+        // Of those that are not yet due, this is the last that is seen.
+        let is_due = is_after(judged) && (!is_after(due) || entry.is_expired(now));
+        match Opening::of(entry, || flows.expected(entry)) {
+            Some(Opening::Answered) => openings.is_answered |= is_after(judged),
+            Some(Opening::Silent) => openings.silent += u32::from(is_due),
+            Some(Opening::Refused) => openings.refused += u32::from(is_due && !self.is_hashed),
+            None => {}
+        }
+    }
 }
 
 impl Controller {
@@ -85,11 +138,12 @@ impl Controller {
     pub(super) fn sweep(&mut self, now: Monotonic) -> Result<()> {
         if self.walk.is_over {
             self.compare();
+            self.judge_openings(now)?;
             self.free_seats()?;
             self.walk.is_over = false;
         }
         if self.walk.left == 0 {
-            self.begin_walk();
+            self.begin_walk(now);
         }
         let elapsed = now.since(self.walk.at).min(SWEEP_TIME);
         self.walk.at = now;
@@ -101,7 +155,7 @@ impl Controller {
 
     /// Walks over all of it at once: for a start, before anything waits for a tick.
     pub(super) fn count_flows(&mut self, now: Monotonic) -> Result<()> {
-        self.begin_walk();
+        self.begin_walk(now);
         self.walk_on(now, self.datapath.flows().bucket_count());
         // The counters were not read since, and nothing bounds what changed: what was seen is taken.
         for (backend, census) in self.backends.iter_mut().zip(&self.walk.census) {
@@ -117,11 +171,16 @@ impl Controller {
         Ok(())
     }
 
-    fn begin_walk(&mut self) {
+    fn begin_walk(&mut self, now: Monotonic) {
+        let [before, _] = self.walk.begun;
+        self.walk.begun = [now, before];
         self.walk.next = 0;
         self.walk.states = [0; 3];
         self.walk.left = self.datapath.flows().bucket_count();
-        self.walk.census = self.backends.iter().map(|backend| Census::of(backend.as_ref())).collect();
+        let is_hashed = |service: &&LiveService| service.config.method.is_hash();
+        let hashed: Vec<_> = self.services.iter().filter(is_hashed).map(|service| service.id).collect();
+        let census = |backend: &Option<LiveBackend>| Census::of(backend.as_ref(), self.walk.begun, &hashed);
+        self.walk.census = self.backends.iter().map(census).collect();
     }
 
     fn walk_on(&mut self, now: Monotonic, count: usize) {
@@ -132,13 +191,18 @@ impl Controller {
             .collect();
         let Walk { next, left, census, states, .. } = &mut self.walk;
         let count = count.min(*left);
-        let sweep = self.datapath.flows().sweep(*next, count, stamp(now), |entry| {
+        let flows = self.datapath.flows();
+        let sweep = flows.sweep(*next, count, stamp(now), |entry| {
             let id = usize::from(entry.backend);
             if let Some(phase) = entry.control.state().phase() {
                 states[phase as usize] += 1;
             }
             if let Some(census) = census.get_mut(id) {
                 census.add(entry.control);
+                // Media are answered otherwise than their control connection.
+                if entry.key.protocol == census.protocol {
+                    census.judge(entry, flows, stamp(now));
+                }
             }
             match dooms.get(id) {
                 Some(Doom::All) | None => true,
@@ -232,7 +296,10 @@ fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {
         _ => Doom::None,
     };
     let failed_since = backend.health.as_ref().and_then(Checked::down_since);
-    gone(backend.unreachable_since, DOWN_AFTER).max(gone(failed_since, Duration::ZERO))
+    // Connections may go on where new ones are not answered.
+    let is_out = backend.passive.as_ref().is_some_and(|passive| !passive.is_in());
+    let out = if is_out { Doom::Light } else { Doom::None };
+    gone(backend.unreachable_since, DOWN_AFTER).max(gone(failed_since, Duration::ZERO)).max(out)
 }
 
 #[cfg(test)]

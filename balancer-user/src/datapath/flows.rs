@@ -143,6 +143,13 @@ impl FlowTable {
         }
     }
 
+    /// What the other direction's entry of this one waits for (`FlowEntry::exchange`); 0 if it has none any more.
+    pub fn expected(&self, entry: &FlowEntry) -> u32 {
+        let twin = self.found(entry.twin);
+        let twin = twin.filter(|twin| table::twin(self, twin).is_some());
+        twin.map_or(0, |twin| self.entries.snapshot(twin.index as usize).exchange)
+    }
+
     /// Takes the flow out of the table; a port that it holds rests from the stamp `now` on. `None`, and it stays, when it
     /// is no longer as it was looked at.
     pub fn remove(&self, flow: &Flow, now: u32) -> Option<Ended> {

@@ -1,4 +1,4 @@
-//! Whether backends serve: probes that find it out, and the judgement of what they found.
+//! Whether backends serve: probes that find it out, what clients' flows say of it, and the judgement of both.
 //!
 //! Probes run on a thread of their own, so that no server, handshake or program can delay the controller. They know nothing
 //! of what follows from them: each outcome goes to the controller as a `Report`, and `Judge` is a function of values.
@@ -6,6 +6,7 @@
 mod exec;
 mod http;
 mod judge;
+mod passive;
 mod ping;
 mod prober;
 mod rounds;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 pub use self::{
     judge::{Judge, Verdict},
+    passive::{Opening, Openings, Passive},
     prober::{Prober, Report, Target},
 };
 

@@ -156,6 +156,10 @@ fn the_example_says_what_it_says() {
     let probe = Probe::Http { tls: false, path: "/healthz".to_owned(), host: None, expect };
     let [interval, timeout] = [5, 2].map(Duration::from_secs);
     assert_eq!(web.health, Some(Health { probe, port: None, interval, timeout, rise: 2, fall: 3 }));
+    let [timeout, rest] = [3, 30].map(Duration::from_secs);
+    assert_eq!(web.passive_health, Some(PassiveHealth { failures: 10, timeout, rest }));
+    let own: Vec<_> = web.backends.iter().map(|backend| backend.checks(web).is_some()).collect();
+    assert_eq!(own, [true, false, true, true]);
     assert_eq!(web.idle_timeout, Duration::from_secs(7200));
     assert_eq!(web.backends.iter().map(|backend| backend.weight.get()).collect::<Vec<_>>(), [2, 1, 0, 1]);
     assert_eq!(web.backends[1].name.as_str(), "web-2");
@@ -193,6 +197,10 @@ fn what_is_left_out_has_the_documented_defaults() {
     let expect = "200-299".parse().expect("statuses");
     let probe = Probe::Http { tls: false, path: "/".to_owned(), host: None, expect };
     assert_eq!((service.health.as_ref(), health), (None, Health { probe, ..example }));
+    let passive = base_with(8, "method = \"maglev\"\npassive-health = {}");
+    let passive = Config::parse("f", &passive).expect("valid").services.remove(0).passive_health;
+    let example = Config::load(&path).expect("the example is valid").services.remove(0).passive_health;
+    assert_eq!((service.passive_health, passive), (None, example));
     let hasty = base_with(8, "method = \"maglev\"\nhealth = { kind = \"tcp\", interval = \"1s\" }");
     let hasty = Config::parse("f", &hasty).expect("valid").services.remove(0).health.expect("checks");
     assert_eq!(hasty.timeout, Duration::from_secs(1));

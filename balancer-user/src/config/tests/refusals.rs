@@ -5,8 +5,8 @@ use crate::config::service::SERVICE;
 use crate::method::Method;
 
 const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
-                            drain-timeout, persistence, one-packet, rtsp-nat, slow-start, health, no-backend, \
-                            unknown-flow, backend";
+                            drain-timeout, persistence, one-packet, rtsp-nat, slow-start, health, passive-health, \
+                            no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -207,7 +207,7 @@ fn keys() {
             "address = \"10.0.0.11:80\"\nback-up = true",
             &[
                 "12:1: unknown key `back-up` in [[service.backend]], did you mean `backup`?; allowed: name, address, \
-               weight, backup, max-active",
+               weight, backup, max-active, health",
             ],
         ),
         (
@@ -740,5 +740,60 @@ fn health() {
         let faults = faults_of(&base_with(8, &format!("method = \"round-robin\"\nhealth = {health}")));
         let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
         assert_eq!(faults, expected, "{health}");
+    }
+}
+
+#[test]
+fn a_backends_own_health() {
+    let address = "address = \"10.0.0.11:8080\"";
+    let allowed = "allowed: false, for no checks, or a table as in [[service]]";
+    for (health, expected) in [
+        ("false", vec![]),
+        ("{ kind = \"ping\" }", vec![]),
+        ("true", vec![format!("12:10: `health` is true; {allowed}")]),
+        ("\"tcp\"", vec![format!("12:10: `health` is \"tcp\"; {allowed}")]),
+        ("{}", vec!["12:10: `kind` is missing in health; needed: kind = \"tcp\"".to_owned()]),
+    ] {
+        let faults = faults_of(&base_with(11, &format!("{address}\nhealth = {health}")));
+        let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
+        assert_eq!(faults, expected, "{health}");
+    }
+}
+
+#[test]
+fn passive_health() {
+    for (line, text, expected) in [
+        (8, "method = \"maglev\"\npassive-health = {}", vec![]),
+        (
+            8,
+            "method = \"maglev\"\npassive-health = { failures = 1, timeout = \"1s\", rest = \"1h\" }",
+            vec![],
+        ),
+        (7, "protocol = \"udp\"\npassive-health = {}", vec![]),
+        (
+            8,
+            "method = \"maglev\"\npassive-health = { failures = 0, timeout = \"11s\", rest = \"0s\", fall = 3 }",
+            vec![
+                "9:31: `failures` is 0; allowed: an integer from 1 to 1000",
+                "9:44: `timeout` is \"11s\"; allowed: a duration in quotes from \"1s\" to \"10s\"",
+                "9:58: `rest` is \"0s\"; allowed: a duration in quotes from \"1s\" to \"1h\"",
+                "9:64: unknown key `fall` in passive-health; allowed: failures, timeout, rest",
+            ],
+        ),
+        (
+            8,
+            "method = \"maglev\"\npassive-health = true",
+            vec!["9:18: passive-health is of type boolean; needed: a table"],
+        ),
+        (
+            7,
+            "protocol = \"udp\"\none-packet = true\npassive-health = {}",
+            vec![
+                "9:18: `passive-health` is about flows, and `one-packet` keeps none; allowed: one of the two",
+            ],
+        ),
+    ] {
+        let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
+        assert_eq!(faults_of(&base_with(line, text)), expected, "{text}");
     }
 }
