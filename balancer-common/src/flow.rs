@@ -57,7 +57,8 @@ pub enum FlowState {
     Busy = 1,
     /// The first packet was seen; nothing proves yet that both ends want to talk.
     HalfOpen = 2,
-    /// TCP: the handshake is complete. UDP: the backend has answered.
+    /// TCP: the handshake is complete. UDP: the backend has answered. Where replies go past the balancer: the client has sent
+    /// two segments after its SYN, or a second datagram.
     Established = 3,
     /// TCP: FIN both ways. A new SYN opens a new flow. Or a port that rests.
     Closing = 4,
@@ -116,8 +117,8 @@ pub mod flags {
     pub const FIN_REQUEST: u8 = 1;
     /// The backend has sent its FIN.
     pub const FIN_REPLY: u8 = 2;
-    /// TCP: the backend has answered: with a SYN-ACK, or within a connection that the flow was opened in the middle of. After
-    /// a RST: the flow was established before.
+    /// TCP: the backend has answered: with a SYN-ACK, or within a connection that the flow was opened in the middle of. Where
+    /// replies go past the balancer: the client has gone on after its SYN. After a RST: the flow was established before.
     pub const ANSWERED: u8 = 4;
     /// The entry is that of the reply direction.
     pub const REPLY: u8 = 8;
@@ -209,7 +210,7 @@ pub struct FlowEntry {
     pub service: ServiceId,
     /// After how much silence the flow ends in its present state, in units of 2^`TIMEOUT_SHIFT` ns.
     pub timeout: u16,
-    /// The entry of the other direction: bucket × `WAYS` + way, or `NO_TWIN`.
+    /// The entry of the other direction: bucket × `WAYS` + way, or `NO_TWIN`, where replies go past the balancer.
     pub twin: u32,
     /// When the last packet of this direction came, in units of 2^`STAMP_SHIFT` ns.
     pub stamp: u32,
@@ -218,7 +219,8 @@ pub struct FlowEntry {
     /// Numbers to compare with. Requests: while `AWAITING`, the sequence number that the answer starts with, at least; else
     /// the one that the next request starts with, at least (where the service wants exchanges followed). Replies: in
     /// `HalfOpen`, what the client must acknowledge of the SYN-ACK, 0 before there was one; while `AWAITING`, when the request
-    /// came, in units of 2^`EXCHANGE_SHIFT` ns.
+    /// came, in units of 2^`EXCHANGE_SHIFT` ns. Requests whose replies go past the balancer: 16 bits by which the path's
+    /// routers tell this flow from others, once its packets are wrapped.
     pub exchange: u32,
 }
 

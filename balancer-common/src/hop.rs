@@ -17,12 +17,16 @@ pub struct NextHop {
     pub port: u16,
     /// MAC of the interface that the frame leaves by.
     pub source: [u8; 6],
-    /// Largest IP packet of that interface, in bytes; 0 = this hop can't be used now.
+    /// Largest IP packet that can go this way, in bytes: what it is wrapped in is taken off; 0 = this hop can't be used now.
     pub mtu: u16,
     /// Kernel index of that interface: equal to the ingress one, the frame is sent back with `XDP_TX`.
     pub ifindex: u32,
     /// Why the hop can't be used while `mtu` is 0: a `Reason`.
-    pub unusable: u32,
+    pub unusable: u16,
+    /// How packets get from here to the backend: `forward::*`.
+    pub forward: u8,
+    /// Always 0.
+    pub reserved: u8,
 }
 
 const _: () = assert!(size_of::<NextHop>() == 24);

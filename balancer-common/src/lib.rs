@@ -24,7 +24,7 @@ pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
     Address, Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service,
-    ServiceId, ServiceKey, ability, answer, client, endpoint, mapped, option, role, selector, unmapped,
+    ServiceId, ServiceKey, ability, answer, client, endpoint, forward, mapped, option, role, selector, unmapped,
 };
 
 /// IP protocol number of TCP (RFC 9293).

@@ -43,11 +43,13 @@ pub enum Reason {
     NoChecksum = 17,
     /// An ICMP error about a packet of a service, or to a backend, of which no flow is known.
     UnknownIcmp = 18,
+    /// In front of the frame there is no room for what it would have to be wrapped in: the driver leaves too little.
+    NoHeadroom = 19,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 19] = [
+    pub const ALL: [Reason; 20] = [
         Reason::Malformed,
         Reason::Fragment,
         Reason::TtlExceeded,
@@ -67,6 +69,7 @@ impl Reason {
         Reason::ExtensionHeaders,
         Reason::NoChecksum,
         Reason::UnknownIcmp,
+        Reason::NoHeadroom,
     ];
 
     /// The name that operators see.
@@ -91,6 +94,7 @@ impl Reason {
             Reason::ExtensionHeaders => "extension-headers",
             Reason::NoChecksum => "no-checksum",
             Reason::UnknownIcmp => "unknown-icmp",
+            Reason::NoHeadroom => "no-headroom",
         }
     }
 

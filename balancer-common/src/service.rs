@@ -61,8 +61,10 @@ pub struct Service {
     pub persistence_prefix: u8,
     /// For how long a client without new flows is remembered; 0 = not at all.
     pub persistence_timeout: u16,
+    /// How packets get to its backends: `forward::*`.
+    pub forward: u8,
     /// Always 0.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
 }
 
 const _: () = assert!(size_of::<Service>() == 32);
@@ -103,14 +105,16 @@ pub mod answer {
 pub struct Backend {
     /// Address.
     pub address: Address,
-    /// The source that clients are given whose replies would not cross the balancer; `::` = none.
+    /// The source that clients are given whose replies would not cross the balancer; `::` = none. Of tunnels, what packets
+    /// are wrapped in comes from there.
     pub snat_address: Address,
     /// Port, network order.
     pub port: [u8; 2],
     /// The service that it belongs to.
     pub service: ServiceId,
     /// The network whose clients are given that source: how many leading bits of `address` they share, of 128 in either
-    /// family (an IPv4 network's length + 96); 0 = all clients are.
+    /// family (an IPv4 network's length + 96); 0 = all clients are. Of tunnels: how many leading bits of `snat_address` stay
+    /// as they are; in the others each flow has its own.
     pub snat_prefix: u32,
     /// What it may do: bits `ability::*`; 0 = the slot is not in use.
     pub abilities: u32,
@@ -120,15 +124,35 @@ pub struct Backend {
     pub service_address: [u8; 4],
     /// And its port, network order.
     pub service_port: [u8; 2],
+    /// The first and the last of the ports that clients are given together with `snat_address`.
+    pub snat_ports: [u16; 2],
+    /// GUE: the UDP port that it unwraps at, network order.
+    pub tunnel_port: [u8; 2],
+    /// How packets get to it: `forward::*`, the same as in its hop.
+    pub forward: u8,
     /// Always 0.
-    pub reserved: [u8; 2],
+    pub reserved: [u8; 3],
 }
 
-const _: () = assert!(size_of::<Backend>() == 56);
+const _: () = assert!(size_of::<Backend>() == 64);
 
-/// The first of the ports that clients are given together with `Backend::snat_address`; the last is 65535. Linux takes
-/// none of them for its own connections, unless it is told to (`ip_local_port_range`).
+/// The first of the ports that clients are given together with `Backend::snat_address`, unless the configuration says
+/// otherwise; the last is 65535. Linux takes none of them for its own connections, unless it is told to
+/// (`ip_local_port_range`).
 pub const FIRST_SNAT_PORT: u16 = 61_000;
+
+/// How packets get to a backend: values of `Backend::forward`, `Service::forward` and `NextHop::forward`. In all but the first,
+/// its replies go to the client past the balancer.
+pub mod forward {
+    /// Addresses and ports are rewritten, and back again in the replies.
+    pub const NAT: u8 = 0;
+    /// The frame gets the backend's MAC, and nothing else changes.
+    pub const DSR: u8 = 1;
+    /// Wrapped in IPv4 or IPv6 (RFC 2003, RFC 2473, RFC 4213).
+    pub const IPIP: u8 = 2;
+    /// Wrapped in UDP (GUE, draft-ietf-intarea-gue-09, variant 1).
+    pub const GUE: u8 = 3;
+}
 
 /// Bits of `Backend::abilities`.
 pub mod ability {
@@ -207,9 +231,9 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 7;
+pub const LAYOUT_VERSION: u64 = 8;
 
-/// Roles of an address in `ADDRESSES`: bits of its value.
+/// Roles of an address in `ADDRESSES`: bits of the low half of its value.
 pub mod role {
     /// Clients send to it.
     pub const SERVICE: u32 = 1;
@@ -217,6 +241,18 @@ pub mod role {
     pub const BACKEND: u32 = 2;
     /// It is on an interface of this host.
     pub const LOCAL: u32 = 4;
-    /// Clients are given it as their source; so its ports from `FIRST_SNAT_PORT` on are none of the host's.
+    /// Clients are given it as their source, with ports from that in the high half on, which are none of the host's.
     pub const SNAT: u32 = 8;
+
+    /// The roles of an address that clients are given with ports from this one on.
+    #[inline(always)]
+    pub const fn with_ports_from(first: u16) -> u32 {
+        SNAT | (first as u32) << 16
+    }
+
+    /// The first of the ports that clients are given with an address of these roles.
+    #[inline(always)]
+    pub const fn first_port(roles: u32) -> u16 {
+        (roles >> 16) as u16
+    }
 }

@@ -23,7 +23,7 @@ const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 const QUOTED_PAYLOAD: usize = 8;
 const ICMP_HEADER: usize = 8;
 /// An Ethernet header with two tags; what is shorter is followed by an IP header, which is longer.
-const LINK: usize = 22;
+pub const LINK: usize = 22;
 
 /// An ICMP error: its type and code in either family.
 pub struct Error {
@@ -139,7 +139,7 @@ pub fn reset<P: Packet>(packet: &P, refused: &Refused) -> Option<()> {
     [reset[16], reset[17]] = sum.checksum();
 
     turn_around(packet)?;
-    if !packet.reshape(0, l4 + TcpHdr::LEN) {
+    if !packet.cut(l4 + TcpHdr::LEN) {
         return None;
     }
     let l4 = refused.write_header(packet, TCP, TcpHdr::LEN)?;
@@ -157,7 +157,7 @@ pub fn error<P: Packet>(packet: &P, refused: &Refused, error: &Error, most: u16)
     let in_front = refused.header + ICMP_HEADER;
     turn_around(packet)?;
     let link: [u8; LINK] = read(packet, 0)?;
-    if !packet.reshape(-(in_front as i32), l3 + in_front + quoted) {
+    if !packet.shift(-(in_front as i32)) || !packet.cut(l3 + in_front + quoted) {
         return None;
     }
     write(packet, 0, link)?;

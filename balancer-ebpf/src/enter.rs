@@ -225,13 +225,14 @@ pub fn set_addresses<E: Environment>(
 pub fn enter<E: Environment>(environment: &E, request: u32) -> Entered {
     let Some(request_entry) = entry_at(environment, request) else { return Entered::Lost };
     let reply = request_entry.flow().twin;
-    let Some(reply_entry) = entry_at(environment, reply) else { return Entered::Lost };
+    // There is none where replies go past the balancer.
+    let replies = Found::now(environment, reply);
     let rank = rank(request, reply);
     let marks = request_entry.control().flags();
     let key = request_entry.flow().key;
     // The request's direction decides between two CPUs that open one flow, the reply's between two flows.
     let is_alone = !rival(environment, &key, request, rank).exists()
-        && !rival(environment, &reply_entry.flow().key, reply, rank).exists();
+        && !(replies.exists() && rival(environment, &replies.entry.flow().key, reply, rank).exists());
     if !is_alone || !go_live(request_entry) {
         withdraw(environment, request);
         withdraw(environment, reply);
@@ -242,7 +243,7 @@ pub fn enter<E: Environment>(environment: &E, request: u32) -> Entered {
         // SAFETY: counters are valid, aligned, and this CPU's own.
         unsafe { (*counters).opened = (*counters).opened.wrapping_add(1) };
     }
-    if !go_live(reply_entry) {
+    if replies.exists() && !go_live(replies.entry) {
         withdraw(environment, reply);
         let control = request_entry.control();
         table::release(environment, &Found { entry: request_entry, index: request, control });

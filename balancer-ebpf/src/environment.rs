@@ -15,6 +15,7 @@ use crate::{
     process::{self, Step},
     state::{self, Segment},
     table::{self, Found},
+    wrap,
 };
 
 /// The memory of the flow table.
@@ -144,6 +145,11 @@ pub trait Environment: FlowMemory + Sized {
     #[inline(always)]
     fn open(&self) -> Step {
         process::open(self)
+    }
+    /// [`wrap::wrap`].
+    #[inline(always)]
+    fn wrap<P: Packet>(&self, packet: &P, backend: BackendId, lot: u16) -> Step {
+        wrap::wrap(packet, self, backend, lot)
     }
     /// [`one_packet::carry`].
     #[inline(always)]

@@ -19,7 +19,7 @@ use crate::{
 pub fn may_change(control: Control, direction: Direction, payload: u16) -> bool {
     const BOTH: u8 = flags::FOLLOWED | flags::AWAITING;
     let wanted = match direction {
-        Direction::Request => flags::FOLLOWED,
+        Direction::Request | Direction::OneWay => flags::FOLLOWED,
         Direction::Reply => BOTH,
     };
     control.flags() & BOTH == wanted && payload > 0
@@ -49,7 +49,7 @@ pub fn follow<P: Packet, E: Environment>(
         return;
     }
     let request = match segment.direction {
-        Direction::Request => entry,
+        Direction::Request | Direction::OneWay => entry,
         Direction::Reply => twin,
     };
     // Of a datagram nothing tells whether it is an old one.
@@ -62,7 +62,7 @@ pub fn follow<P: Packet, E: Environment>(
     let own = control.sequence();
     let backend = entry.flow().backend;
     match segment.direction {
-        Direction::Request => begin(environment, backend, (entry, own), (twin, sequence), acknowledged),
+        Direction::Request | Direction::OneWay => begin(environment, backend, (entry, own), (twin, sequence), acknowledged),
         Direction::Reply => end_exchange(environment, backend, (twin, sequence), (entry, own), acknowledged),
     }
 }

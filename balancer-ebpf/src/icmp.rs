@@ -5,7 +5,7 @@
 //! and what it quotes is turned back into what that sent. It is nobody's load.
 
 use balancer_common::{
-    Address, FlowKey, Reason, ServiceKey, TCP, UDP, family, flags, mapped, role, unmapped,
+    Address, BackendId, FlowKey, Reason, ServiceKey, TCP, UDP, family, flags, forward, mapped, role, unmapped,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
@@ -240,6 +240,7 @@ fn pass_on<P: Packet, E: Environment>(
     let direction = if is_reply { Direction::Reply } else { Direction::Request };
     let (backend, toward_client) = (entry.backend, entry.neighbour);
     let ports = [entry.new_destination_port, entry.new_source_port];
+    let lot = entry.exchange as u16;
     let ends = &mut *message.ends;
     ends.new = Ends { source: mapped(entry.new_source), destination: mapped(entry.new_destination) };
     if message.network.family != family::IPV4 {
@@ -265,11 +266,32 @@ fn pass_on<P: Packet, E: Environment>(
             step => step,
         });
     }
+    if hop.forward != forward::NAT {
+        return pass_one_way(packet, environment, message, (backend, lot));
+    }
     let within = rewrite_quote(packet, message, quote, ports)?;
     rewrite_message(packet, message, within)?;
     write(packet, 0, if is_reply { toward_client } else { hop.neighbour })?;
     write(packet, 6, hop.source)?;
     Some(leave(environment, hop))
+}
+
+/// Sends an error about what a backend sent past the balancer on to it, as its requests go: as it is.
+#[inline(always)]
+fn pass_one_way<P: Packet, E: Environment>(
+    packet: &P,
+    environment: &E,
+    message: &Message<'_>,
+    (backend, lot): (BackendId, u16),
+) -> Option<Step> {
+    let hop = environment.next_hop(hop_index(Direction::OneWay, backend, 0))?;
+    write(packet, 0, hop.neighbour)?;
+    write(packet, 6, hop.source)?;
+    if hop.forward == forward::DSR {
+        return Some(leave(environment, hop));
+    }
+    lower_ttl(packet, message, Delta::default())?;
+    Some(Step::Wrap(backend, lot))
 }
 
 /// Gives a quoted packet these ends; what that adds to the sum around it.
@@ -314,15 +336,22 @@ fn rewrite_quote<P: Packet>(
 /// Gives an error these ends, and TTL − 1; `within` is what the changes of what it quotes add to its sum.
 #[inline(always)]
 fn rewrite_message<P: Packet>(packet: &P, message: &Message<'_>, within: Delta) -> Option<()> {
-    let Network { l3, family } = message.network;
+    let Network { family, .. } = message.network;
     let addresses = change(&message.ends.message, &message.ends.new);
     let sum = read(packet, message.icmp + CHECKSUM)?;
     let delta = if family == family::IPV4 { within } else { within.and(addresses) };
     write(packet, message.icmp + CHECKSUM, update(sum, delta.fold()))?;
     put_addresses(packet, message.network, &message.ends.new)?;
+    lower_ttl(packet, message, addresses)
+}
+
+/// TTL − 1, and the header's sum after that and these changes.
+#[inline(always)]
+fn lower_ttl<P: Packet>(packet: &P, message: &Message<'_>, changes: Delta) -> Option<()> {
+    let Network { l3, family } = message.network;
     if family == family::IPV4 {
         let [ttl, protocol, c0, c1]: [u8; 4] = read(packet, l3 + IPV4_TTL)?;
-        let [c0, c1] = update([c0, c1], addresses.and(Delta::TTL).fold());
+        let [c0, c1] = update([c0, c1], changes.and(Delta::TTL).fold());
         return write(packet, l3 + IPV4_TTL, [ttl - 1, protocol, c0, c1]);
     }
     write(packet, l3 + IPV6_HOP_LIMIT, [message.ttl - 1])

@@ -37,6 +37,7 @@ use balancer_ebpf::{
     process::{self, Step, process},
     state::{self, Segment},
     table::{self, Found},
+    wrap,
 };
 
 /// Lets user space map the memory of an array (kernel 5.5).
@@ -175,13 +176,16 @@ impl Packet for Frame<'_> {
     }
 
     #[inline(always)]
-    fn reshape(&self, head: i32, length: usize) -> bool {
+    fn shift(&self, bytes: i32) -> bool {
+        // SAFETY: the context is the one that the program was called with (kernel 4.10).
+        unsafe { bpf_xdp_adjust_head(self.0.as_ptr().cast(), bytes) == 0 }
+    }
+
+    #[inline(always)]
+    fn cut(&self, length: usize) -> bool {
         let context = self.0.as_ptr().cast();
-        // SAFETY: the context is the one that the program was called with (kernels 4.10, 5.18, 4.18).
+        // SAFETY: the context is the one that the program was called with (kernels 5.18, 4.18).
         unsafe {
-            if head != 0 && bpf_xdp_adjust_head(context, head) != 0 {
-                return false;
-            }
             let now = bpf_xdp_get_buff_len(context) as i32;
             bpf_xdp_adjust_tail(context, length as i32 - now) == 0
         }
@@ -440,6 +444,11 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn wrap<P: Packet>(&self, _packet: &P, backend: BackendId, lot: u16) -> Step {
+        Step::from_number(packet_wrap(self.0.ctx, u32::from(backend), u32::from(lot)))
+    }
+
+    #[inline(always)]
     fn carry_alone<P: Packet>(&self, _packet: &P) -> Step {
         Step::from_number(packet_carry_alone(self.0.ctx))
     }
@@ -582,6 +591,13 @@ extern "C" fn packet_refuse(context: *mut xdp_md, reason: u32) -> u32 {
         debug!(context, "refused a packet from interface {}: {}", context.ingress_ifindex(), reason.name());
     }
     0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_wrap(context: *mut xdp_md, backend: u32, lot: u32) -> u64 {
+    let context = XdpContext::new(context);
+    wrap::wrap(&Frame(&context), &Kernel(&context), backend as BackendId, lot as u16).to_number()
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@
 //! forward what the backends' interface receives.) What a client on a backend's own network asks is answered past this host,
 //! from the backend's own address: such clients can be served one way only.
 
-use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, role, unmapped};
+use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, forward, role, unmapped};
 
 use crate::{
     Environment, Packet,
@@ -51,7 +51,7 @@ pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
 
 #[inline(always)]
 fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) -> Result<Step, Step> {
-    process::check_packet(parsed)?;
+    process::check_packet(parsed, forward::NAT)?;
     let opening = opening(environment)?;
     opening.client = parsed.source();
     opening.key = parsed.key;
@@ -63,7 +63,7 @@ fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) 
     count(environment, (service.id, id), Direction::Request, parsed.length);
     let to = Source { address: unmapped(&backend.address), port: backend.port };
     let translation = Translation::new(&parsed.key, Source::of(&parsed.key), to);
-    rewrite(parsed, &translation, hop.neighbour, hop.source);
+    rewrite(parsed, &translation, 1, hop.neighbour, hop.source);
     Ok(process::leave(environment, hop))
 }
 
@@ -85,7 +85,7 @@ fn choose<'a, E: Environment>(
 
 #[inline(always)]
 fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result<Step, Step> {
-    process::check_packet(parsed)?;
+    process::check_packet(parsed, forward::NAT)?;
     let key = &parsed.key;
     let id = process::sender(environment, parsed) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::OrphanReply)?;
@@ -103,7 +103,7 @@ fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result
     count(environment, (backend.service, id), Direction::Reply, parsed.length);
     let source = Source { address: backend.service_address, port: backend.service_port };
     let client = Source { address: key.destination, port: key.destination_port };
-    rewrite(parsed, &Translation::new(key, source, client), way.neighbour, hop.source);
+    rewrite(parsed, &Translation::new(key, source, client), 1, way.neighbour, hop.source);
     Ok(process::leave(environment, hop))
 }
 

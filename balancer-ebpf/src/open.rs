@@ -15,7 +15,7 @@ use crate::{
 };
 use balancer_common::{
     Address, BackendId, Control, FlowEntry, FlowKey, MAX_PORTS, NO_TWIN, Reason, Service, TCP, family, flags,
-    option, role, selector,
+    forward, option, role, selector,
 };
 
 /// How many slots a flow tries when its reply would look like that of another flow.
@@ -120,15 +120,18 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
     if choice.port != [0; 2] {
         source = Source { address: short(environment, key.family, &backend.snat_address), port: choice.port };
     }
-    opening.reply = reply_key(environment, key, backend, port, source);
-    let [mut request, mut reply] = environment.claim_free([&opening.key, &opening.reply]);
-    if reply == NO_TWIN {
+    let is_one_way = backend.forward != forward::NAT;
+    opening.reply =
+        if is_one_way { turned(key) } else { reply_key(environment, key, backend, port, source) };
+    let [mut request, mut reply] =
+        if is_one_way { [NO_TWIN; 2] } else { environment.claim_free([&opening.key, &opening.reply]) };
+    if reply == NO_TWIN && !is_one_way {
         reply = environment.reserve(&opening.reply, now);
     }
-    if request == NO_TWIN && reply != NO_TWIN {
+    if request == NO_TWIN && (reply != NO_TWIN || is_one_way) {
         request = environment.reserve(&opening.key, now);
     }
-    if request == NO_TWIN || reply == NO_TWIN {
+    if request == NO_TWIN || (reply == NO_TWIN && !is_one_way) {
         // One may have been claimed.
         enter::withdraw(environment, request);
         enter::withdraw(environment, reply);
@@ -137,7 +140,9 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
     let followed = if opening.service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     // Media are part of their control connection, which is counted.
     let active = if is_media { 0 } else { flags::ACTIVE };
-    environment.announce([reply, request], flags::REPLY | followed, now);
+    if !is_one_way {
+        environment.announce([reply, request], flags::REPLY | followed, now);
+    }
     environment.announce([request, reply], active | followed, now);
     match environment.enter(request) {
         Entered::New if !is_media => persist::note(environment, opening, request, now),
@@ -179,11 +184,13 @@ fn take<E: Environment>(
         let id =
             if attempt == 0 && recalled != NOBODY { recalled } else { next(environment, opening, attempt) };
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
-        let can_translate = backend.snat_address != [0; 16];
+        let is_one_way = backend.forward != forward::NAT;
+        let can_translate = !is_one_way && backend.snat_address != [0; 16];
         let must_translate = can_translate && (is_backend || source::is_near(client, backend));
         let reply = reply_key(environment, key, backend, backend.port, Source::of(key));
         // A frame from an address to the same address reaches nobody.
-        if !must_translate && backend.address != *client && environment.is_free(&reply, now) {
+        let is_told_apart = is_one_way || environment.is_free(&reply, now);
+        if !must_translate && backend.address != *client && is_told_apart {
             return Ok(Choice::plain(id));
         }
         if can_translate {
@@ -245,19 +252,33 @@ fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) ->
     crate::process::check(environment, parsed.length, hop)
 }
 
-/// Writes the entry `index` of a `nat` flow, of its replies if `marks` say so, and lets others that open see it.
+/// The key of what is sent back, as it is without translation.
+#[inline(always)]
+const fn turned(key: &FlowKey) -> FlowKey {
+    FlowKey {
+        source: key.destination,
+        destination: key.source,
+        source_port: key.destination_port,
+        destination_port: key.source_port,
+        ..*key
+    }
+}
+
+/// Writes the entry `index` of a flow, of its replies if `marks` say so, and lets others that open see it.
 #[inline(always)]
 pub fn announce<E: Environment>(environment: &E, [index, twin]: [u32; 2], marks: u8, now: u32) {
     let Ok(opening) = opening(environment) else { return };
     let opening: &Opening = opening;
     let Opening { client, service, choice, .. } = opening;
     let Some(backend) = environment.backend(choice.id) else { return };
+    let is_one_way = backend.forward != forward::NAT;
     let from = if choice.port == [0; 2] { client } else { &backend.snat_address };
+    let to = if is_one_way { &service.address } else { &backend.address };
     let is_reply = marks & flags::REPLY != 0;
     let (key, twin_key, ends) = if is_reply {
-        (&opening.reply, &opening.key, [&backend.address, from, &service.address, client])
+        (&opening.reply, &opening.key, [to, from, &service.address, client])
     } else {
-        (&opening.key, &opening.reply, [client, &service.address, from, &backend.address])
+        (&opening.key, &opening.reply, [client, &service.address, from, to])
     };
     if key.family != family::IPV4 {
         enter::set_addresses(environment, index, ends);
@@ -267,14 +288,21 @@ pub fn announce<E: Environment>(environment: &E, [index, twin]: [u32; 2], marks:
     let ports = Delta::default()
         .word(key.source_port, twin_key.destination_port)
         .word(key.destination_port, twin_key.source_port);
+    let hops = if backend.forward == forward::DSR { Delta::default() } else { Delta::TTL };
+    let (mut ip_delta, mut l4_delta, mut lot) = (addresses.and(hops), addresses.and(ports), 0);
+    if is_one_way {
+        // Not even the sum of what stays as it is: that changes a checksum of ffff.
+        (ip_delta, l4_delta) = (hops, Delta::default());
+        lot = table::mix(bytemuck::cast(*key), SHARED_SEED) as u32 & 0xffff;
+    }
     let entry = FlowEntry {
         key: *key,
         new_source: twin_key.destination,
         new_destination: twin_key.source,
         new_source_port: twin_key.destination_port,
         new_destination_port: twin_key.source_port,
-        ip_delta: addresses.and(Delta::TTL).fold(),
-        l4_delta: addresses.and(ports).fold(),
+        ip_delta: ip_delta.fold(),
+        l4_delta: l4_delta.fold(),
         neighbour: opening.neighbour,
         via: if is_reply { opening.port } else { opening.ingress },
         backend: choice.id,
@@ -284,7 +312,7 @@ pub fn announce<E: Environment>(environment: &E, [index, twin]: [u32; 2], marks:
         twin,
         stamp: now,
         control: Control::default(),
-        exchange: 0,
+        exchange: lot,
     };
     enter::announce(environment, index, &entry, marks);
 }

@@ -36,9 +36,12 @@ pub trait Packet {
     /// The pointer is valid for reads and writes of a `T`, unaligned, as long as the frame is.
     fn at<T: Wire>(&self, offset: usize) -> Option<*mut T>;
 
-    /// Moves the start of the frame by `head` bytes (negative: room in front), then cuts it to `length` bytes from
-    /// there. All pointers into the frame are void afterwards. False when it could not be done.
-    fn reshape(&self, head: i32, length: usize) -> bool;
+    /// Moves the start of the frame by so many bytes; negative: there is more room in front. All pointers into the frame
+    /// are void afterwards. False when it could not be done.
+    fn shift(&self, bytes: i32) -> bool;
+
+    /// Cuts the frame to `length` bytes. All pointers into it are void afterwards. False when it could not be done.
+    fn cut(&self, length: usize) -> bool;
 
     /// Whether the frame has at least `length` bytes, over all its buffers.
     fn has(&self, length: usize) -> bool;

@@ -157,13 +157,20 @@ pub fn network<P: Packet>(packet: &P) -> Option<Network> {
             ether_type = read(packet, ETHER_TYPE + 2 * TAG)?;
         }
     }
-    const IPV4: [u8; 2] = (EtherType::Ipv4 as u16).to_ne_bytes();
-    const IPV6: [u8; 2] = (EtherType::Ipv6 as u16).to_ne_bytes();
     match ether_type {
         IPV4 => Some(Network { l3, family: family::IPV4 }),
         IPV6 => Some(Network { l3, family: family::IPV6 }),
         _ => None,
     }
+}
+
+const IPV4: [u8; 2] = (EtherType::Ipv4 as u16).to_ne_bytes();
+const IPV6: [u8; 2] = (EtherType::Ipv6 as u16).to_ne_bytes();
+
+/// The EtherType of a family, as it lies in the frame.
+#[inline(always)]
+pub const fn ether_type(family: u8) -> [u8; 2] {
+    if family == family::IPV4 { IPV4 } else { IPV6 }
 }
 
 /// Source and destination address of an IP packet.

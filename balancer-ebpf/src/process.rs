@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, FIRST_SNAT_PORT, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
-    Traffic, UDP, age_bucket, answer as answers, endpoint, family, flags, option, role,
+    BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
+    Traffic, UDP, age_bucket, answer as answers, endpoint, family, flags, forward, option, role,
 };
 
 use crate::{
@@ -55,6 +55,8 @@ pub enum Step {
     ForeignPart,
     /// ICMP.
     Control,
+    /// Rewritten, to be wrapped for this backend; the number tells its flow from others.
+    Wrap(BackendId, u16),
 }
 
 impl From<Reason> for Step {
@@ -81,6 +83,7 @@ impl Step {
             Step::ForeignPart => (10, 0),
             Step::Control => (11, 0),
             Step::Alone => (12, 0),
+            Step::Wrap(backend, lot) => (13, backend as u32 | (lot as u32) << 16),
         };
         kind << 32 | value as u64
     }
@@ -106,7 +109,8 @@ impl Step {
             9 => Step::Rest,
             10 => Step::ForeignPart,
             11 => Step::Control,
-            _ => Step::Alone,
+            12 => Step::Alone,
+            _ => Step::Wrap(value as BackendId, (value >> 16) as u16),
         }
     }
 }
@@ -133,6 +137,9 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     if step == Step::Control {
         step = environment.control(packet);
     }
+    if let Step::Wrap(backend, lot) = step {
+        step = environment.wrap(packet, backend, lot);
+    }
     match step {
         Step::Unusable(_) if !environment.is_ours(packet) => Verdict::Pass,
         Step::Foreign | Step::Rest | Step::Control => Verdict::Pass,
@@ -143,7 +150,7 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
         Step::Back => Verdict::Transmit,
         Step::Out(port) => Verdict::Redirect(port),
         // The sender's next try opens another.
-        Step::Unknown(_) | Step::Prepared | Step::Known | Step::Alone => {
+        Step::Unknown(_) | Step::Prepared | Step::Known | Step::Alone | Step::Wrap(..) => {
             refuse(environment, Reason::FlowPushedOut)
         }
         Step::Refused(reason) | Step::Unusable(reason) => refuse(environment, reason),
@@ -254,7 +261,7 @@ fn first<E: Environment>(environment: &E, parsed: &Parsed, stale: u32, now: u32)
     let Some(service) = service(environment, parsed) else {
         return stranger(environment, parsed, now);
     };
-    check_packet(parsed)?;
+    check_packet(parsed, service.forward)?;
     if let Some(entry) = table::entry_at(environment, stale) {
         let found = Found { entry, index: stale, control: entry.control() };
         // Unless it has become another flow's since.
@@ -294,7 +301,7 @@ fn stranger<E: Environment>(environment: &E, parsed: &Parsed, now: u32) -> Resul
     if sender & endpoint::MEDIA == 0 {
         return Err(Step::Refused(Reason::OrphanReply));
     }
-    check_packet(parsed)?;
+    check_packet(parsed, forward::NAT)?;
     Ok(media::answer(environment, parsed, sender, now)?)
 }
 
@@ -302,7 +309,8 @@ fn stranger<E: Environment>(environment: &E, parsed: &Parsed, now: u32) -> Resul
 /// given.
 #[inline(always)]
 pub fn is_for_host(key: &FlowKey, roles: u32) -> bool {
-    let is_clients = roles & role::SNAT != 0 && u16::from_be_bytes(key.destination_port) >= FIRST_SNAT_PORT;
+    let port = u16::from_be_bytes(key.destination_port);
+    let is_clients = roles & role::SNAT != 0 && port >= role::first_port(roles);
     roles & role::LOCAL != 0 && !is_clients
 }
 
@@ -327,18 +335,21 @@ pub fn carry<P: Packet, E: Environment>(
     is_first: bool,
     now: u32,
 ) -> Result<Step, Step> {
-    check_packet(parsed)?;
     let entry = found.entry.flow();
-    let direction =
+    let mut direction =
         if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
     let translation = Translation::of(environment, found);
     let (backend, via, toward_client) = (entry.backend, entry.via, entry.neighbour);
-    let (service, opened) = (entry.service, entry.opened);
+    let (service, opened, lot) = (entry.service, entry.opened, entry.exchange as u16);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
         return Err(Step::Refused(Reason::FlowChanged));
     }
     let hop = environment.next_hop(hop_index(direction, backend, via)).ok_or(Reason::NoEgress)?;
+    if hop.forward != forward::NAT {
+        direction = Direction::OneWay;
+    }
+    check_packet(parsed, hop.forward)?;
     check(environment, parsed.length, hop)?;
 
     let neighbour = match direction {
@@ -347,10 +358,14 @@ pub fn carry<P: Packet, E: Environment>(
             hop.neighbour
         }
         Direction::Reply => toward_client,
+        Direction::OneWay => hop.neighbour,
     };
     // What the next steps look at stays: flags and numbers of TCP.
-    rewrite(parsed, &translation, neighbour, hop.source);
-    let step = leave(environment, hop);
+    rewrite(parsed, &translation, hops(hop.forward), neighbour, hop.source);
+    let step = match hop.forward {
+        forward::IPIP | forward::GUE => Step::Wrap(backend, lot),
+        _ => leave(environment, hop),
+    };
     if entry.stamp != now {
         found.entry.set_stamp(now);
     }
@@ -367,9 +382,15 @@ pub fn carry<P: Packet, E: Environment>(
     Ok(step)
 }
 
-/// What a packet of a service or a flow must fulfil whatever becomes of it.
+/// What is taken off the TTL of packets that go to a backend like this: `forward::*`.
 #[inline(always)]
-pub fn check_packet(parsed: &Parsed) -> Result<(), Step> {
+pub const fn hops(forward: u8) -> u8 {
+    (forward != forward::DSR) as u8
+}
+
+/// What a packet of a service or a flow must fulfil to go this way: `forward::*`.
+#[inline(always)]
+pub fn check_packet(parsed: &Parsed, forward: u8) -> Result<(), Step> {
     if !parsed.is_rest {
         if parsed.key.protocol == TCP && !tcp::is_possible(parsed.tcp_flags) {
             return Err(Step::Refused(Reason::Malformed));
@@ -378,7 +399,7 @@ pub fn check_packet(parsed: &Parsed) -> Result<(), Step> {
             return Err(Step::Refused(Reason::NoChecksum));
         }
     }
-    if parsed.ttl <= 1 {
+    if parsed.ttl <= hops(forward) {
         return Err(Step::Rejected(Reason::TtlExceeded, 0));
     }
     Ok(())
@@ -388,7 +409,7 @@ pub fn check_packet(parsed: &Parsed) -> Result<(), Step> {
 #[inline(always)]
 pub fn hop_index(direction: Direction, backend: BackendId, via: u16) -> u32 {
     match direction {
-        Direction::Request => MAX_PORTS + u32::from(backend),
+        Direction::Request | Direction::OneWay => MAX_PORTS + u32::from(backend),
         Direction::Reply => u32::from(via),
     }
 }
@@ -410,7 +431,7 @@ pub fn check<E: Environment>(environment: &E, length: u32, hop: &NextHop) -> Res
     if hop.mtu != 0 {
         return Err(Step::Rejected(Reason::TooBig, hop.mtu));
     }
-    let is_silent = hop.unusable == Reason::NoNeighbour as u32;
+    let is_silent = u32::from(hop.unusable) == Reason::NoNeighbour as u32;
     Err(Step::Refused(if is_silent { Reason::NoNeighbour } else { Reason::NoEgress }))
 }
 
@@ -509,7 +530,7 @@ pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Dir
     let counters = unsafe { &mut *counters };
     add(
         match direction {
-            Direction::Request => &mut counters.request,
+            Direction::Request | Direction::OneWay => &mut counters.request,
             Direction::Reply => &mut counters.reply,
         },
         bytes,

@@ -63,10 +63,16 @@ impl Translation {
     }
 }
 
-/// Writes MACs, addresses, TTL − 1 and the checksums, and the ports where there are any. The frame must have been parsed as `parsed`, with
-/// a TTL above 1.
+/// Writes MACs, addresses and the checksums, takes `hops` off the TTL, and writes the ports where there are any. The frame must
+/// have been parsed as `parsed`, with a TTL above `hops`, for which the translation is made.
 #[inline(always)]
-pub fn rewrite(parsed: &Parsed, translation: &Translation, neighbour: [u8; 6], source: [u8; 6]) {
+pub fn rewrite(
+    parsed: &Parsed,
+    translation: &Translation,
+    hops: u8,
+    neighbour: [u8; 6],
+    source: [u8; 6],
+) {
     let Parsed { ethernet, ip, ports, checksum, .. } = *parsed;
     let [from, to] = translation.addresses;
     // SAFETY: `parse` checked that all of them lie in the frame; network-types' headers and byte arrays need no
@@ -76,13 +82,13 @@ pub fn rewrite(parsed: &Parsed, translation: &Translation, neighbour: [u8; 6], s
         (*ethernet).src_addr = source;
         if parsed.key.family == family::IPV4 {
             let ip: *mut Ipv4Hdr = ip.cast();
-            (*ip).ttl = parsed.ttl - 1;
+            (*ip).ttl = parsed.ttl - hops;
             (*ip).check = checksum::update((*ip).check, translation.ip_delta);
             (*ip).src_addr = (from[0] as u32).to_ne_bytes();
             (*ip).dst_addr = (to[0] as u32).to_ne_bytes();
         } else {
             let ip: *mut Ipv6Hdr = ip.cast();
-            (*ip).hop_limit = parsed.ttl - 1;
+            (*ip).hop_limit = parsed.ttl - hops;
             (*ip).src_addr = bytemuck::cast(from);
             (*ip).dst_addr = bytemuck::cast(to);
         }

@@ -1,14 +1,12 @@
 //! Where the packets of a flow come from, as its backend sees them: the client itself, or an address and port of ours where
 //! the replies would not come through here otherwise, or could not be told from those of another flow.
 
-use balancer_common::{Address, Backend, FIRST_SNAT_PORT, FlowKey, Reason, family, unmapped};
+use balancer_common::{Address, Backend, FlowKey, Reason, family, unmapped};
 
 use crate::{Environment, persist::leading, rounds::Rounds, table};
 
 /// How many ports a flow tries whose source is translated.
 const PORT_TRIES: usize = 8;
-/// How many ports there are for that.
-const PORTS: u64 = (1 << 16) - FIRST_SNAT_PORT as u64;
 
 /// An address and port. Aligned, since the kernel refuses to see a half word at an odd place of the stack.
 #[derive(Clone, Copy)]
@@ -72,7 +70,7 @@ pub fn give<E: Environment>(
     let lot = table::mix(bytemuck::cast(key_now), environment.seed());
     let address = short(environment, key.family, &backend.snat_address);
     for attempt in Rounds::new(PORT_TRIES) {
-        let source = Source { address, port: candidate(lot, attempt as u64) };
+        let source = Source { address, port: candidate(backend.snat_ports, lot, attempt as u64) };
         let reply = reply_key(environment, key, backend, backend.port, source);
         let over = table::find(environment, &reply, table::hash(environment, &reply));
         if !over.exists() {
@@ -86,10 +84,11 @@ pub fn give<E: Environment>(
     Err(Reason::NoSourcePort)
 }
 
-/// One of `PORTS` ports, another for each attempt.
+/// One of these ports, another for each attempt as long as there are as many.
 #[inline(always)]
-fn candidate(lot: u64, attempt: u64) -> [u8; 2] {
-    let step = 1 + (lot & 0xffff) % (PORTS / PORT_TRIES as u64);
-    let place = ((lot >> 16) + attempt * step) % PORTS;
-    (FIRST_SNAT_PORT + place as u16).to_be_bytes()
+fn candidate([first, last]: [u16; 2], lot: u64, attempt: u64) -> [u8; 2] {
+    let ports = u64::from(last.wrapping_sub(first)) + 1;
+    let step = 1 + (lot & 0xffff) % (ports / PORT_TRIES as u64).max(1);
+    let place = ((lot >> 16) + attempt * step) % ports;
+    first.wrapping_add(place as u16).to_be_bytes()
 }

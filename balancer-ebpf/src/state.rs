@@ -16,6 +16,8 @@ pub enum Direction {
     Request,
     /// From the backend to the client.
     Reply,
+    /// From the client to the service, whose replies go to the client past the balancer.
+    OneWay,
 }
 
 /// What a flow's life and its exchanges depend on in a packet.
@@ -64,22 +66,27 @@ impl Segment {
     /// As one number: what a function of the kernel's program takes.
     #[inline(always)]
     pub const fn to_number(self) -> u64 {
-        let is_reply = match self.direction {
+        let direction = match self.direction {
             Direction::Request => 0,
             Direction::Reply => 1,
+            Direction::OneWay => 2,
         };
         (self.l4 as u64) << 48
             | (self.payload as u64) << 32
             | (self.tcp_flags as u64) << 16
             | (self.protocol as u64) << 8
-            | is_reply
+            | direction
     }
 
     /// By its number.
     #[inline(always)]
     pub const fn from_number(number: u64) -> Segment {
         Segment {
-            direction: if number & 1 == 0 { Direction::Request } else { Direction::Reply },
+            direction: match number & 3 {
+                0 => Direction::Request,
+                1 => Direction::Reply,
+                _ => Direction::OneWay,
+            },
             protocol: (number >> 8) as u8,
             tcp_flags: (number >> 16) as u8,
             payload: (number >> 32) as u16,
@@ -122,6 +129,8 @@ const fn after_datagram(state: FlowState, direction: Direction) -> FlowState {
     match (state, direction) {
         (FlowState::HalfOpen, Direction::Request) => FlowState::OneWay,
         (FlowState::HalfOpen | FlowState::OneWay, Direction::Reply) => FlowState::Established,
+        // There is no answer to be seen.
+        (FlowState::HalfOpen, Direction::OneWay) => FlowState::Established,
         _ => state,
     }
 }
@@ -140,7 +149,12 @@ const fn after_segment(
     let goes_on = tcp_flags & (tcp::ACK | tcp::RST) == tcp::ACK;
     let is_syn = tcp_flags & tcp::SYN != 0;
     if tcp_flags & tcp::FIN != 0 {
-        marks |= if is_reply { flags::FIN_REPLY } else { flags::FIN_REQUEST };
+        marks |= match direction {
+            Direction::Request => flags::FIN_REQUEST,
+            Direction::Reply => flags::FIN_REPLY,
+            // That of the other end is not seen.
+            Direction::OneWay => BOTH,
+        };
     }
     let mut resets = resets(before) & !taken_back;
     let own = by(direction);
@@ -170,7 +184,12 @@ const fn after_segment(
         FlowState::HalfOpen
     };
     // A SYN-ACK; or of a flow that was opened in the middle of its connection, any segment that goes on with it.
-    if is_reply && goes_on && matches!(state, FlowState::HalfOpen) {
+    let shows_backend = match direction {
+        Direction::Request => false,
+        Direction::Reply => true,
+        Direction::OneWay => !is_syn,
+    };
+    if shows_backend && goes_on && matches!(state, FlowState::HalfOpen) {
         marks |= flags::ANSWERED;
     }
     if state.is_closing() {
@@ -188,7 +207,7 @@ const BY_BACKEND: u8 = 2;
 #[inline(always)]
 const fn by(direction: Direction) -> u8 {
     match direction {
-        Direction::Request => BY_CLIENT,
+        Direction::Request | Direction::OneWay => BY_CLIENT,
         Direction::Reply => BY_BACKEND,
     }
 }

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    AGES, AgeProfile, BackendCounters, BackendId, MAX_PORTS, NextHop, ResponseTimes, Traffic, role,
+    AGES, AgeProfile, BackendCounters, BackendId, MAX_PORTS, NextHop, ResponseTimes, Traffic, forward, role,
 };
 use bytemuck::Zeroable as _;
 
@@ -146,9 +146,10 @@ impl Controller {
         addresses
     }
 
-    /// Whether any client may be given a source of this host's.
-    pub fn gives_sources(&self) -> bool {
-        self.backends.iter().flatten().any(|backend| backend.given_source().is_some())
+    /// The ports that clients may be given with a source of this host's: the first and the last; `None` if none is.
+    pub fn given_ports(&self) -> Option<[u16; 2]> {
+        let giving = self.backends.iter().flatten().filter(|backend| backend.given_source().is_some());
+        giving.map(|backend| backend.snat_ports.0).reduce(|[a, b], [first, last]| [a.min(first), b.max(last)])
     }
 
     /// Whether a service keeps no flows, so that the kernel's routes say where its backends' answers go.
@@ -182,12 +183,12 @@ impl Controller {
         let names: Vec<&str> = self.daemon.interfaces.iter().map(|name| name.as_str()).collect();
         for (id, backend) in (0..).zip(&mut self.backends) {
             let Some(backend) = backend else { continue };
-            let hop = self.network.next_hop(backend.endpoint.ip(), &names);
+            backend.source = self.network.source(backend.endpoint.ip());
+            let hop = backend.hop_through(&self.network, &names);
             if backend.hop != Some(hop) {
                 self.datapath.set_next_hop(MAX_PORTS + id, &hop);
                 backend.hop = Some(hop);
             }
-            backend.source = self.network.source(backend.endpoint.ip());
             backend.unreachable_since = (hop.mtu == 0).then(|| backend.unreachable_since.unwrap_or(now));
         }
     }
@@ -218,9 +219,16 @@ impl Controller {
             *roles.entry(service.config.address.ip()).or_default() |= role::SERVICE;
         }
         for backend in self.backends.iter().flatten() {
-            *roles.entry(backend.endpoint.ip()).or_default() |= role::BACKEND;
+            // Past the balancer, answers come from the service's address.
+            if backend.forward == forward::NAT {
+                *roles.entry(backend.endpoint.ip()).or_default() |= role::BACKEND;
+            }
             if let Some(source) = backend.given_source() {
-                *roles.entry(source.address).or_default() |= role::SNAT;
+                let [first, _] = backend.snat_ports.0;
+                let of_address = roles.entry(source.address).or_default();
+                // Of several services, the widest range.
+                let before = if *of_address & role::SNAT == 0 { u16::MAX } else { role::first_port(*of_address) };
+                *of_address = *of_address & 0xffff | role::with_ports_from(first.min(before));
             }
         }
         for local in &self.network.addresses {

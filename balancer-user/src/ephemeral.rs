@@ -2,26 +2,25 @@
 
 use std::fs;
 
-use balancer_common::FIRST_SNAT_PORT;
-
-/// Warns if the kernel takes ports for this host's own connections that the program gives to clients: the replies of two
-/// such connections to one backend would look alike.
-pub fn warn_if_shared() {
+/// Warns if the kernel takes ports for this host's own connections that the program gives to clients, `given` being the first
+/// and the last of these: the replies of two such connections to one backend would look alike.
+pub fn warn_if_shared(given: [u16; 2]) {
     let setting = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-    if let Some((first, last)) = shared(&setting("ip_local_port_range"), &setting("ip_local_reserved_ports"))
-    {
+    let [range, reserved] = ["ip_local_port_range", "ip_local_reserved_ports"].map(setting);
+    if let Some((first, last)) = shared(given, &range, &reserved) {
+        let [lowest, highest] = given;
         tracing::warn!(
             "this host's own connections may come from the ports {first} to {last}, which clients are given as well: \
-             lower net.ipv4.ip_local_port_range to end at {}, or add {FIRST_SNAT_PORT}-65535 to \
+             lower net.ipv4.ip_local_port_range to end at {}, or add {lowest}-{highest} to \
              net.ipv4.ip_local_reserved_ports",
-            FIRST_SNAT_PORT - 1
+            lowest - 1
         );
     }
 }
 
-/// The first and the last port that both take, by the texts of the two settings; `None` if there is none, or if the
+/// The first and the last port that the kernel takes of these, by the texts of its two settings; `None` if there is none, or if the
 /// range is not understood.
-fn shared(range: &str, reserved: &str) -> Option<(u16, u16)> {
+fn shared([lowest, highest]: [u16; 2], range: &str, reserved: &str) -> Option<(u16, u16)> {
     let mut ends = range.split_ascii_whitespace().map(str::parse::<u16>);
     let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);
     let reserved: Vec<(u16, u16)> = reserved
@@ -33,13 +32,15 @@ fn shared(range: &str, reserved: &str) -> Option<(u16, u16)> {
         })
         .collect();
     let is_free = |port: &u16| reserved.iter().all(|(first, last)| !(first..=last).contains(&port));
-    let mut ports = (first.max(FIRST_SNAT_PORT)..=last).filter(is_free);
+    let mut ports = (first.max(lowest)..=last.min(highest)).filter(is_free);
     let lowest = ports.next()?;
     Some((lowest, ports.next_back().unwrap_or(lowest)))
 }
 
 #[cfg(test)]
 mod tests {
+    use balancer_common::FIRST_SNAT_PORT;
+
     use super::*;
 
     #[test]
@@ -56,7 +57,7 @@ mod tests {
             ("", "", None),
             ("a b", "", None),
         ] {
-            assert_eq!(shared(range, reserved), expected, "{range:?} {reserved:?}");
+            assert_eq!(shared([FIRST_SNAT_PORT, u16::MAX], range, reserved), expected, "{range:?} {reserved:?}");
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use balancer_common::{NextHop, Reason};
+use bytemuck::Zeroable as _;
 
 use crate::{address, prefix::Prefix};
 
@@ -65,6 +66,15 @@ pub struct Source {
     pub prefix: u8,
 }
 
+impl Source {
+    /// For a backend, another address of this network for each flow; `None` if it is of the other family.
+    pub fn spread_over(network: Prefix, backend: IpAddr) -> Option<Source> {
+        let address = network.address();
+        let is_its = address.is_ipv4() == backend.is_ipv4();
+        is_its.then(|| Source { address, prefix: address::length_on_wire(address, network.length()) })
+    }
+}
+
 /// What the kernel knows of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
@@ -95,7 +105,7 @@ impl Network {
 
     /// How the program gets a packet to `address`; `ports` are the configured interfaces' names, by port number.
     pub fn next_hop(&self, address: IpAddr, ports: &[&str]) -> NextHop {
-        let unusable = |reason: Reason| NextHop { unusable: reason as u32, ..bytemuck::Zeroable::zeroed() };
+        let unusable = |reason: Reason| NextHop { unusable: reason as u16, ..NextHop::zeroed() };
         let Some(route) = self.routes.get(&address) else { return unusable(Reason::NoEgress) };
         let Some(link) = self.links.iter().find(|link| link.index == route.ifindex) else {
             return unusable(Reason::NoEgress);
@@ -105,8 +115,13 @@ impl Network {
         };
         match self.neighbours.get(&(route.ifindex, route.neighbour)).and_then(|neighbour| neighbour.mac) {
             Some(mac) => NextHop { neighbour: mac, ..hop },
-            None => NextHop { mtu: 0, unusable: Reason::NoNeighbour as u32, ..hop },
+            None => NextHop { mtu: 0, unusable: Reason::NoNeighbour as u16, ..hop },
         }
+    }
+
+    /// Whether `address` is reached without a gateway.
+    pub fn is_on_link(&self, address: IpAddr) -> bool {
+        self.routes.get(&address).is_some_and(|route| route.neighbour == address)
     }
 
     /// What clients of a backend at `address` may be given as their source; `None` while there is no way to it, or no
@@ -148,7 +163,7 @@ fn port_of(link: &Link, ports: &[&str]) -> Option<u16> {
 pub fn port_hop(link: &Link, port: u16) -> Option<NextHop> {
     let source = link.mac.filter(|_| link.is_up)?;
     let mtu = link.mtu.min(u32::from(u16::MAX)) as u16;
-    Some(NextHop { neighbour: [0; 6], port, source, mtu, ifindex: link.index, unusable: 0 })
+    Some(NextHop { neighbour: [0; 6], port, source, mtu, ifindex: link.index, ..NextHop::zeroed() })
 }
 
 #[cfg(test)]
@@ -176,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_hop_goes_to_the_neighbour_by_the_routes_interface() {
-        let expected = NextHop { neighbour: MAC, port: 1, source: OWN, mtu: 1500, ifindex: 5, unusable: 0 };
+        let expected = NextHop { neighbour: MAC, port: 1, source: OWN, mtu: 1500, ifindex: 5, ..NextHop::zeroed() };
         assert_eq!(network().next_hop(BACKEND, &["eth0", "eth1"]), expected);
     }
 
@@ -184,7 +199,7 @@ mod tests {
     fn what_is_missing_makes_a_hop_unusable_by_name() {
         let hop = |network: &Network, ports: &[&str]| {
             let hop = network.next_hop(BACKEND, ports);
-            (hop.mtu, Reason::from_index(hop.unusable).unwrap())
+            (hop.mtu, Reason::from_index(hop.unusable.into()).unwrap())
         };
         let ports = &["eth0", "eth1"];
         assert_eq!(hop(&network(), &["eth0"]), (0, Reason::NoEgress), "not a configured interface");
@@ -250,7 +265,7 @@ mod tests {
         for (route, prefix) in [(direct, 64), (Route { neighbour: gateway, ..direct }, 128)] {
             network.routes = HashMap::from([(backend, route)]);
             network.neighbours.clear();
-            assert_eq!(network.next_hop(backend, &["eth1"]).unusable, Reason::NoNeighbour as u32);
+            assert_eq!(network.next_hop(backend, &["eth1"]).unusable, Reason::NoNeighbour as u16);
             assert_eq!(network.unconfirmed(&[backend]), [route]);
             network.neighbours.insert((5, route.neighbour), Neighbour { mac: Some(MAC), is_confirmed: true });
             assert_eq!(network.next_hop(backend, &["eth1"]).neighbour, MAC);

@@ -26,6 +26,16 @@ impl Prefix {
         Prefix { network: leading(address, length), length }
     }
 
+    /// Its first address.
+    pub const fn address(self) -> IpAddr {
+        self.network
+    }
+
+    /// How many leading bits its addresses share.
+    pub const fn length(self) -> u8 {
+        self.length
+    }
+
     /// Whether the address is in this network.
     pub fn contains(self, address: IpAddr) -> bool {
         // Of another family, it has another width.

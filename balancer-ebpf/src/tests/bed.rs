@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, vec::Vec};
 
-use balancer_common::{Backend, BackendId, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role};
+use balancer_common::{Backend, BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role};
 
 use super::{
     buffer::{Buffer, Kernel, Memory},
@@ -35,7 +35,8 @@ impl Bed {
         options: 0,
         persistence_prefix: 0,
         persistence_timeout: 0,
-        reserved: [0; 2],
+        forward: 0,
+        reserved: 0,
         address: [0; 16],
     };
     pub const UDP_SERVICE: Service = Service {
@@ -48,7 +49,8 @@ impl Bed {
         options: 0,
         persistence_prefix: 0,
         persistence_timeout: 0,
-        reserved: [0; 2],
+        forward: 0,
+        reserved: 0,
         address: [0; 16],
     };
     pub const MTU: u16 = 1500;
@@ -76,6 +78,8 @@ impl Bed {
             mtu: Bed::MTU,
             ifindex,
             unusable: 0,
+            forward: 0,
+            reserved: 0,
         };
         kernel.hops.insert(0, hop([0; 6], 0, Bed::CLIENT_SIDE, 1));
         kernel.hops.insert(1, hop([0; 6], 1, Bed::BACKEND_SIDE, 2));
@@ -85,6 +89,7 @@ impl Bed {
                 address: address(short),
                 port: port.to_be_bytes(),
                 abilities: ability::SERVE | ability::TAKE,
+                snat_ports: [FIRST_SNAT_PORT, u16::MAX],
                 ..Backend::default()
             };
             let hop = hop(Bed::BACKEND_MACS[id], 1, Bed::BACKEND_SIDE, 2);

@@ -90,13 +90,20 @@ impl Packet for Buffer {
         is_inside.then(|| unsafe { self.bytes.as_ptr().add(place) }.cast_mut().cast())
     }
 
-    fn reshape(&self, head: i32, length: usize) -> bool {
-        let Some(start) = self.start.get().checked_add_signed(head as isize) else { return false };
-        let end = start + length;
-        if end > self.end.get() {
+    fn shift(&self, bytes: i32) -> bool {
+        let Some(start) = self.start.get().checked_add_signed(bytes as isize) else { return false };
+        if start > self.first_end.get() {
             return false;
         }
         self.start.set(start);
+        true
+    }
+
+    fn cut(&self, length: usize) -> bool {
+        let end = self.start.get() + length;
+        if end > self.end.get() {
+            return false;
+        }
         self.end.set(end);
         self.first_end.set(self.first_end.get().min(end));
         true

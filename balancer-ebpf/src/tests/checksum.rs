@@ -51,7 +51,7 @@ fn rewritten(input: &[u8], entry: &FlowEntry) -> Vec<u8> {
     enter::set_addresses(&bed.kernel, 0, ends.each_ref());
     let buffer = Buffer::new(input);
     let parsed = parse(&buffer, &bed.kernel).unwrap_or_else(|_| panic!("not a frame: {input:02x?}"));
-    rewrite(&parsed, &Translation::of(&bed.kernel, &found), TO, FROM);
+    rewrite(&parsed, &Translation::of(&bed.kernel, &found), 1, TO, FROM);
     buffer.bytes()
 }
 

@@ -2,8 +2,7 @@
 
 use std::vec::Vec;
 
-use balancer_common::{
-    MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, family, mapped, option, role,
+use balancer_common::{FIRST_SNAT_PORT,     MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, family, mapped, option, role,
     selector,
 };
 
@@ -142,7 +141,7 @@ fn what_cannot_be_sent_on_is_refused_by_name() {
     // The only backend asks itself.
     bed.refused(2, &Frame::udp((Bed::BACKENDS[0].0, 7), VIP, b"x").bytes(), Reason::ReplyCollision);
     let hop = bed.kernel.hops[&MAX_PORTS];
-    *bed.kernel.backend_hop(0) = NextHop { mtu: 0, unusable: Reason::NoNeighbour as u32, ..hop };
+    *bed.kernel.backend_hop(0) = NextHop { mtu: 0, unusable: Reason::NoNeighbour as u16, ..hop };
     bed.refused(1, &input, Reason::NoNeighbour);
     *bed.kernel.backend_hop(0) = hop;
     bed.set_ring(&[]);
@@ -162,7 +161,7 @@ fn only_a_backend_answers() {
     let local = [10, 0, 2, 1];
     bed.kernel.roles.insert(mapped(local), role::LOCAL);
     let given = [10, 0, 2, 2];
-    bed.kernel.roles.insert(mapped(given), role::LOCAL | role::SNAT);
+    bed.kernel.roles.insert(mapped(given), role::LOCAL | role::with_ports_from(FIRST_SNAT_PORT));
     for to in [local, given, VIP.0] {
         bed.kernel.ways.insert(to, Ok(Way { ifindex: 1, neighbour: [8; 6] }));
     }

@@ -120,8 +120,8 @@ fn a_refused_packet_leaves_its_flow_alone() {
         let hop = if ingress == 1 { MAX_PORTS } else { 0 };
         let usable = bed.kernel.hops[&hop];
         for (unusable, reason) in [
-            (Reason::NoNeighbour as u32, Reason::NoNeighbour),
-            (Reason::NoEgress as u32, Reason::NoEgress),
+            (Reason::NoNeighbour as u16, Reason::NoNeighbour),
+            (Reason::NoEgress as u16, Reason::NoEgress),
             (999, Reason::NoEgress),
         ] {
             bed.kernel.hops.insert(hop, NextHop { mtu: 0, unusable, ..usable });
@@ -145,7 +145,7 @@ fn a_refused_first_packet_opens_no_flow() {
         bed.refused(1, &Frame { payload: vec![0; 1500], ..frame.clone() }.bytes(), Reason::TooBig);
         bed.refused(9, &input, Reason::NoEgress);
         let hop = bed.kernel.hops[&MAX_PORTS];
-        *bed.kernel.backend_hop(0) = NextHop { mtu: 0, unusable: Reason::NoNeighbour as u32, ..hop };
+        *bed.kernel.backend_hop(0) = NextHop { mtu: 0, unusable: Reason::NoNeighbour as u16, ..hop };
         bed.refused(1, &input, Reason::NoNeighbour);
         *bed.kernel.backend_hop(0) = hop;
         bed.set_ring(&[]);

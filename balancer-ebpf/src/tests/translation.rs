@@ -31,7 +31,7 @@ fn with_table(backends: usize, prefix: u32, buckets: u32) -> Bed {
     for backend in &mut bed.kernel.backends {
         (backend.snat_address, backend.snat_prefix) = (address(SNAT), prefix);
     }
-    bed.kernel.roles.insert(address(SNAT), role::LOCAL | role::SNAT);
+    bed.kernel.roles.insert(address(SNAT), role::LOCAL | role::with_ports_from(FIRST_SNAT_PORT));
     for backend in Bed::BACKENDS {
         for protocol in [TCP, UDP] {
             let key = bed.kernel.key(backend, protocol);

@@ -98,8 +98,8 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     attachments.watch(controller.datapath_mut(), &network);
     controller.set_interfaces(attachments.status());
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
-    if controller.gives_sources() {
-        ephemeral::warn_if_shared();
+    if let Some(given) = controller.given_ports() {
+        ephemeral::warn_if_shared(given);
     }
     if controller.asks_for_ways() {
         forwarding::warn_if_off(&daemon);

@@ -3,6 +3,7 @@ use toml::de::DeValue;
 use super::endpoint::Endpoint;
 use super::fault::Findings;
 use super::health::Health;
+use super::forward::Forward;
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{Key, Once, Schema, Section, Value, read_value};
@@ -94,12 +95,13 @@ pub(super) struct Siblings {
     addresses: Once<Endpoint>,
     /// The address of their service, if it could be read.
     service: Option<Endpoint>,
+    forward: Option<Forward>,
 }
 
 impl Siblings {
     /// None yet, of the service at this address.
-    pub(super) fn of(service: Option<Endpoint>) -> Siblings {
-        Siblings { service, ..Siblings::default() }
+    pub(super) fn of(service: Option<Endpoint>, forward: Forward) -> Siblings {
+        Siblings { service, forward: Some(forward), ..Siblings::default() }
     }
 }
 
@@ -131,15 +133,23 @@ impl Backend {
             let place = section.place_of("address");
             let what = format!("backend address {address} of this service");
             siblings.addresses.claim(address, place, &what, findings);
-            if let Some(service) = siblings.service
-                && service.family() != address.family()
-            {
-                let (own, of_service) = (address.family(), service.family());
-                let message = format!(
-                    "backend address {address} is {own}, and the address of its service, {service}, is {of_service}; \
-                     allowed: both of one family with `forward = \"nat\"`"
-                );
-                findings.add(place, message);
+            if let (Some(service), Some(forward)) = (siblings.service, siblings.forward) {
+                if service.family() != address.family() && !forward.is_tunnel() {
+                    let (own, of_service) = (address.family(), service.family());
+                    let message = format!(
+                        "backend address {address} is {own}, and the address of its service, {service}, is {of_service}; \
+                         allowed: both of one family with `forward = \"{forward}\"`"
+                    );
+                    findings.add(place, message);
+                }
+                if service.port() != address.port() && forward.is_one_way() {
+                    let message = format!(
+                        "backend address {address} has another port than its service, {service}, and \
+                         `forward = \"{forward}\"` changes none; allowed: port {}",
+                        service.port()
+                    );
+                    findings.add(place, message);
+                }
             }
             registry.note_backend_address(address.ip(), place);
         }

@@ -1,11 +1,11 @@
 //! What sets one configuration apart from another, key by key, in the words of the file.
 
-use std::{fmt, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Backend, Config, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests, Service, Snat,
+    Backend, Config, Forwarding, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests, Service, Snat,
 };
 
 /// One thing that sets a new configuration apart from an old one.
@@ -138,8 +138,7 @@ impl Service {
             protocol,
             method,
             requests,
-            forward,
-            snat,
+            forward: Forwarding { mode, snat, snat_addresses, snat_ports, gue_port, tunnel_source },
             idle_timeout,
             drain_timeout,
             persistence,
@@ -177,8 +176,12 @@ impl Service {
             ("protocol", Some(protocol.to_string())),
             ("method", Some(method.to_string())),
             ("requests", Some(requests.to_owned())),
-            ("forward", Some(forward.to_string())),
+            ("forward", Some(mode.to_string())),
             ("snat", Some(snat.to_owned())),
+            ("snat-addresses", (!snat_addresses.is_empty()).then(|| addresses(snat_addresses))),
+            ("snat-ports", Some(snat_ports.to_string())),
+            ("gue-port", Some(gue_port.to_string())),
+            ("tunnel-source", tunnel_source.map(|network| network.to_string())),
             ("idle-timeout", Some(time(*idle_timeout))),
             ("drain-timeout", Some(time(*drain_timeout))),
             ("persistence", persistence),
@@ -244,6 +247,12 @@ impl fmt::Display for Health {
         let [interval, timeout] = [interval, timeout].map(|duration| time(*duration));
         write!(f, ", interval = \"{interval}\", timeout = \"{timeout}\", rise = {rise}, fall = {fall} }}")
     }
+}
+
+/// As the file would say them.
+fn addresses(addresses: &[IpAddr]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
+    format!("[{}]", addresses.join(", "))
 }
 
 fn time(duration: Duration) -> String {

@@ -87,7 +87,7 @@ fn ipv6(text: &str) -> Result<Ipv6Addr, &'static str> {
 }
 
 /// Why no host on a network has this address, or why it is not enough to find one.
-fn unusable(address: IpAddr) -> Option<&'static str> {
+pub(super) fn unusable(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(address) => unusable_ipv4(address),
         IpAddr::V6(address) => unusable_ipv6(address),

@@ -10,6 +10,7 @@ mod edit;
 mod endpoint;
 mod fault;
 mod file;
+mod forward;
 mod health;
 mod name;
 mod registry;
@@ -33,11 +34,12 @@ pub use endpoint::Endpoint;
 pub use fault::{Fault, Faults, Position};
 pub use file::save;
 pub use health::{Bytes, Health, PassiveHealth, Probe, Statuses};
+pub use forward::{Forward, Forwarding, Snat, SnatPorts};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
 pub use schema::json_schema;
 pub use service::{
-    DEFAULT_DRAIN_TIMEOUT, DataPorts, Forward, Persistence, Protocol, Refusal, Requests, Service, Snat,
+    DEFAULT_DRAIN_TIMEOUT, DataPorts, Persistence, Protocol, Refusal, Requests, Service,
 };
 pub use value::Refused;
 

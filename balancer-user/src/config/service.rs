@@ -9,6 +9,7 @@ use super::backend::{Backend, Siblings};
 use super::endpoint::Endpoint;
 use super::fault::Findings;
 use super::health::{Health, PassiveHealth};
+use super::forward::{Forward, Forwarding, MODES, Snat, refuse_unseen};
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
@@ -30,9 +31,7 @@ pub struct Service {
     /// What counts as an active request, for the methods that compare those.
     pub requests: Requests,
     /// How packets get to the backends.
-    pub forward: Forward,
-    /// Whose source is translated as well, so that replies come back through here.
-    pub snat: Snat,
+    pub forward: Forwarding,
     /// How long an established flow may be silent.
     pub idle_timeout: Duration,
     /// How long flows may stay on a backend that takes no more, or can't be reached.
@@ -98,40 +97,6 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How packets get to the backends of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Forward {
-    /// Destination rewritten; replies come back through the balancer, which rewrites their source.
-    Nat,
-}
-
-impl Forward {
-    const fn name(self) -> &'static str {
-        match self {
-            Forward::Nat => "nat",
-        }
-    }
-}
-
-impl fmt::Display for Forward {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// Whose source becomes an address and port of this host's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Snat {
-    /// Clients on the backend's own network and backends, whose replies would not come through here; and whoever's
-    /// replies could not be told from those of another flow.
-    Auto,
-    /// Every client.
-    Always,
-    /// Nobody.
-    Never,
-}
-
 /// What counts as an active request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -173,10 +138,9 @@ impl FromStr for DataPorts {
     type Err = Refused;
 
     fn from_str(text: &str) -> Result<DataPorts, Refused> {
-        let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-        text.split_once('-')
-            .and_then(|(first, last)| Some(DataPorts { first: number(first)?, last: number(last)? }))
-            .filter(|ports| ports.first <= ports.last && ports.last - ports.first < DataPorts::MOST)
+        value::ports(text)
+            .map(|[first, last]| DataPorts { first, last })
+            .filter(|ports| ports.last - ports.first < DataPorts::MOST)
             .ok_or_else(|| Refused::needs(DataPorts::ALLOWED))
     }
 }
@@ -214,8 +178,12 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("protocol", "protocol = \"tcp\"").needed().of(&["tcp", "udp"]),
         Key::new("method", "method = \"least-packets\"").needed().of(METHODS),
         Key::new("requests", "requests = \"flow\"").of(&["flow", "exchange"]),
-        Key::new("forward", "forward = \"nat\"").of(&["nat"]),
+        Key::new("forward", "forward = \"nat\"").of(MODES),
         Key::new("snat", "snat = \"auto\"").of(&["auto", "always", "never"]),
+        Key::new("snat-addresses", "snat-addresses = [\"10.0.0.1\"]"),
+        Key::new("snat-ports", "snat-ports = \"61000-65535\""),
+        Key::new("gue-port", "gue-port = 6080"),
+        Key::new("tunnel-source", "tunnel-source = \"10.254.0.0/16\""),
         Key::new("idle-timeout", "idle-timeout = \"2h\""),
         Key::new("drain-timeout", "drain-timeout = \"60s\""),
         Key::new("persistence", "persistence = { mask = 32, timeout = \"2m\" }"),
@@ -228,7 +196,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise", "snat-addresses", "snat-ports"],
+    later: &["advertise"],
 };
 
 pub(super) const PERSISTENCE: Schema = Schema {
@@ -244,8 +212,6 @@ pub(super) const RTSP_NAT: Schema = Schema {
 
 /// How long flows may stay on a backend that takes no more, unless the service says otherwise.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
-
-const FORWARDS_LATER: &[&str] = &["full-nat", "dsr", "ipip", "gue"];
 
 impl Service {
     /// `None` only where a fault was found.
@@ -263,11 +229,10 @@ impl Service {
         let methods = Method::ALL.map(|method| (method.name(), method));
         let method = section.required("method", value::choice(&methods, &[]), findings);
         let requests = read_requests(&section, method, findings);
-        let forwards = [(Forward::Nat.name(), Forward::Nat)];
-        let forward =
-            section.optional("forward", Forward::Nat, value::choice(&forwards, FORWARDS_LATER), findings);
-        let snats = [("auto", Snat::Auto), ("always", Snat::Always), ("never", Snat::Never)];
-        let snat = section.optional("snat", Snat::Auto, value::choice(&snats, &[]), findings);
+        let forward = Forwarding::read(&section, address, findings);
+        let mode = forward.as_ref().map_or(Forward::Nat, |forward| forward.mode);
+        let snat = forward.as_ref().map(|forward| forward.snat);
+        refuse_unseen(&section, mode, method, findings);
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
@@ -308,7 +273,7 @@ impl Service {
             Some(value) => section::list(value, "[[service.backend]]", findings)?,
             None => &[],
         };
-        let mut siblings = Siblings::of(address);
+        let mut siblings = Siblings::of(address, mode);
         let mut backends = Vec::with_capacity(items.len());
         for item in items {
             backends.extend(Backend::read(item, &mut siblings, registry, findings));
@@ -331,7 +296,6 @@ impl Service {
             method: method?,
             requests: requests?,
             forward: forward?,
-            snat: snat?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
             drain_timeout: drain_timeout?,
             persistence: persistence?,

@@ -59,6 +59,13 @@ pub(super) fn integer(range: RangeInclusive<u32>) -> impl FnOnce(&DeValue<'_>) -
     }
 }
 
+/// A range of ports as text, `first-last`; port 0 is none.
+pub(super) fn ports(text: &str) -> Option<[u16; 2]> {
+    let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    let (first, last) = text.split_once('-')?;
+    Some([number(first)?, number(last)?]).filter(|[first, last]| first <= last)
+}
+
 /// A reader of true and false.
 pub(super) fn boolean(value: &DeValue<'_>) -> Result<bool, Refused> {
     value.as_bool().ok_or_else(|| Refused::needs("true, false"))

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 use balancer_common::{
     Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, UDP, ability, answer, endpoint,
-    option, selector, unmapped,
+    forward, option, selector, unmapped,
 };
 
 use super::{
@@ -17,6 +17,7 @@ use crate::{
     clock::Monotonic,
     config::{self, Daemon, DataPorts, Refusal, Requests},
     method::Method,
+    network::Source,
 };
 
 impl Controller {
@@ -31,6 +32,10 @@ impl Controller {
                 let what = || format!("write backend {} into its map", backend.endpoint);
                 self.datapath.set_backend(id, &record).with_context(what)?;
                 backend.record = Some(record);
+            }
+            // Past the balancer, answers come from the service's address.
+            if backend.forward != forward::NAT {
+                continue;
             }
             let from = self.datapath.key(backend.endpoint, backend.protocol);
             let who = match backend.answers_as {
@@ -102,7 +107,7 @@ fn record(backend: &LiveBackend) -> Backend {
     if backend.health.as_ref().is_some_and(|health| !health.is_up()) {
         abilities |= ability::FAILED;
     }
-    let source = backend.given_source();
+    let source = backend.given_source().or(backend.tunnel_source());
     Backend {
         address: address::to_wire(backend.endpoint.ip()),
         port: backend.endpoint.port().to_be_bytes(),
@@ -115,8 +120,18 @@ fn record(backend: &LiveBackend) -> Backend {
             .answers_as
             .map_or([0; 4], |service| unmapped(&address::to_wire(service.ip()))),
         service_port: backend.answers_as.map_or([0; 2], |service| service.port().to_be_bytes()),
-        reserved: [0; 2],
+        snat_ports: backend.snat_ports.0,
+        tunnel_port: backend.gue_port.to_be_bytes(),
+        forward: backend.forward,
+        reserved: [0; 3],
     }
+}
+
+/// Where an earlier daemon had packets to a backend come from that are wrapped.
+pub(super) fn tunnel_source(record: &Backend) -> Option<Source> {
+    let prefix = u8::try_from(record.snat_prefix).ok()?;
+    let is_tunnel = matches!(record.forward, forward::IPIP | forward::GUE);
+    is_tunnel.then(|| Source { address: address::from_wire(record.snat_address), prefix })
 }
 
 /// What an earlier daemon has noted of a backend's duty.
@@ -151,6 +166,7 @@ fn value(service: &config::Service, daemon: &Daemon) -> Service {
             .persistence
             .map_or(0, |persistence| address::length_on_wire(service.address.ip(), persistence.mask)),
         persistence_timeout: service.persistence.map_or(0, |persistence| timeout(persistence.timeout)),
+        forward: service.forward.mode.number(),
         ..Service::default()
     }
 }

@@ -224,9 +224,10 @@ impl Controller {
     fn shown(&self, now: Monotonic, flow: &Flow) -> api::Flow {
         let entry = &flow.entry;
         let now = stamp(now);
-        let [service_address, backend_address] = [flow.service(), flow.backend()];
+        let service_address = flow.service();
         let service = self.services.iter().find(|live| live.id == entry.service);
         let backend = self.backends.get(usize::from(entry.backend)).and_then(Option::as_ref);
+        let backend_address = backend.map_or_else(|| flow.backend(), |backend| backend.endpoint);
         api::Flow {
             client: flow.client(),
             // What has left the configuration has no name any more.

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use balancer_common::{
-    AgeProfile, BackendCounters, BackendId, NextHop, ResponseTimes, Service, ServiceId, ServiceKey, Traffic,
-    ability, option,
+    AgeProfile, BackendCounters, BackendId, NextHop, Reason, ResponseTimes, Service, ServiceId, ServiceKey,
+    Traffic, ability, forward, option,
 };
 use bytemuck::Zeroable as _;
 
@@ -20,10 +20,10 @@ use crate::{
     api::BackendState,
     balance::Balance,
     clock::Monotonic,
-    config::{self, Config, DataPorts, Requests, Snat},
     health::Passive,
+    config::{self, Config, DataPorts, Forwarding, Requests, Snat, SnatPorts},
     maglev,
-    network::Source,
+    network::{Network, Source},
     responses::Histogram,
     window::Window,
 };
@@ -59,7 +59,14 @@ pub(super) struct LiveBackend {
     pub(super) data_ports: Option<DataPorts>,
     /// What its answers leave as, if its service keeps no flows.
     pub(super) answers_as: Option<SocketAddr>,
+    /// How packets get to it: `forward::*`.
+    pub(super) forward: u8,
     pub(super) snat: Snat,
+    /// The source that clients are given, if it is not this host's own towards the backend; or of tunnels, where packets come
+    /// from.
+    pub(super) own_source: Option<Source>,
+    pub(super) snat_ports: SnatPorts,
+    pub(super) gue_port: u16,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
     pub(super) hop: Option<NextHop>,
@@ -82,7 +89,13 @@ pub(super) struct LiveBackend {
 }
 
 impl LiveBackend {
-    fn new(service: ServiceId, protocol: u8, endpoint: SocketAddr, duty: Duty) -> LiveBackend {
+    fn new(
+        service: ServiceId,
+        protocol: u8,
+        endpoint: SocketAddr,
+        forward: u8,
+        duty: Duty,
+    ) -> LiveBackend {
         LiveBackend {
             service,
             protocol,
@@ -91,7 +104,11 @@ impl LiveBackend {
             requests: Requests::Flow,
             data_ports: None,
             answers_as: None,
+            forward,
             snat: Snat::Never,
+            own_source: None,
+            snat_ports: SnatPorts::default(),
+            gue_port: 0,
             drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
             hop: None,
@@ -158,11 +175,37 @@ impl LiveBackend {
 
     /// The source that clients are given whose replies would not come through here, and whose network they are on.
     pub(super) fn given_source(&self) -> Option<Source> {
-        let source = self.source?;
+        if self.forward != forward::NAT {
+            return None;
+        }
         match self.snat {
-            Snat::Auto => Some(source),
-            Snat::Always => Some(Source { prefix: 0, ..source }),
+            Snat::Auto => self.source,
+            Snat::Always => Some(Source { prefix: 0, ..self.own_source.or(self.source)? }),
             Snat::Never => None,
+        }
+    }
+
+    /// Where its packets come from when they are wrapped.
+    pub(super) fn tunnel_source(&self) -> Option<Source> {
+        let is_tunnel = matches!(self.forward, forward::IPIP | forward::GUE);
+        let whole = |source: Source| Source { prefix: 128, ..source };
+        self.own_source.or_else(|| self.source.map(whole)).filter(|_| is_tunnel)
+    }
+
+    /// The way to it through this network, which it may itself be packed for; `ports` are the configured interfaces' names.
+    pub(super) fn hop_through(&self, network: &Network, ports: &[&str]) -> NextHop {
+        let address = self.endpoint.ip();
+        let forward = self.forward;
+        let unusable = NextHop { unusable: Reason::NoEgress as u16, forward, ..NextHop::zeroed() };
+        match forward {
+            // Behind a gateway, that would get what is addressed to the service.
+            forward::DSR if !network.is_on_link(address) => unusable,
+            forward::IPIP | forward::GUE if self.tunnel_source().is_none() => unusable,
+            _ => {
+                let hop = network.next_hop(address, ports);
+                let mtu = hop.mtu.saturating_sub(overhead(forward, address));
+                NextHop { mtu, forward, ..hop }
+            }
         }
     }
 
@@ -172,6 +215,16 @@ impl LiveBackend {
             Duty::Serve => None,
             Duty::Drain { until, .. } | Duty::Leave { until } => Some(until),
         }
+    }
+}
+
+/// How many bytes packets to a backend are wrapped in.
+const fn overhead(forward: u8, backend: IpAddr) -> u16 {
+    let ip = if backend.is_ipv4() { 20 } else { 40 };
+    match forward {
+        forward::IPIP => ip,
+        forward::GUE => ip + 8,
+        _ => 0,
     }
 }
 
@@ -207,11 +260,17 @@ impl Controller {
                 let duty = records::duty(&record, now);
                 let of = services.iter().find(|(_, service)| service.id == record.service);
                 let protocol = of.map_or(0, |(key, _)| key.protocol);
-                let backend = LiveBackend::new(record.service, protocol, endpoint, duty);
+                let backend = LiveBackend::new(record.service, protocol, endpoint, record.forward, duty);
                 let service =
                     SocketAddr::from((record.service_address, u16::from_be_bytes(record.service_port)));
                 let answers_as = Some(service).filter(|service| !service.ip().is_unspecified());
-                seat = Some(LiveBackend { record: Some(record), answers_as, ..backend });
+                seat = Some(LiveBackend {
+                    record: Some(record),
+                    answers_as,
+                    own_source: records::tunnel_source(&record),
+                    gue_port: u16::from_be_bytes(record.tunnel_port),
+                    ..backend
+                });
                 highest = Some(usize::from(id));
             }
             self.backends.push(seat);
@@ -241,8 +300,8 @@ impl Controller {
         let seated: Vec<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
         self.make_room(seating.iter().map(|(id, _)| usize::from(*id) + 1).max().unwrap_or(0));
         for (service, (id, ids)) in config.services.iter().zip(seating) {
-            for (backend, id_of) in service.backends.iter().zip(&ids) {
-                self.seat_backend(now, id, service, backend, *id_of);
+            for (position, id_of) in ids.iter().enumerate() {
+                self.seat_backend(now, id, service, position, *id_of);
             }
             let old = before.iter().position(|old| old.id == id).map(|old| before.swap_remove(old));
             let mut balance = match old {
@@ -323,7 +382,12 @@ impl Controller {
             for backend in &service.backends {
                 let own = self.backends.iter().position(|seat| {
                     seat.as_ref()
-                        .is_some_and(|seat| seat.service == id && seat.endpoint == backend.address.into())
+                        // Flows of another mode can't be led on in this one.
+                        .is_some_and(|seat| {
+                            seat.service == id
+                                && seat.endpoint == backend.address.into()
+                                && seat.forward == service.forward.mode.number()
+                        })
                 });
                 let seat = own.and_then(|own| BackendId::try_from(own).ok()).or_else(|| free.next());
                 let Some(seat) = seat else {
@@ -362,9 +426,10 @@ impl Controller {
         now: Monotonic,
         service_id: ServiceId,
         service: &config::Service,
-        backend: &config::Backend,
+        position: usize,
         id: BackendId,
     ) {
+        let Some(backend) = service.backends.get(position) else { return };
         let place = usize::from(id);
         if self.backends.len() <= place {
             self.backends.resize_with(place + 1, || None);
@@ -374,8 +439,11 @@ impl Controller {
         let is_new = !self.backends[place]
             .as_ref()
             .is_some_and(|seat| matches!(seat.duty, Duty::Serve | Duty::Drain { .. }));
-        let seat = self.backends[place]
-            .get_or_insert_with(|| LiveBackend::new(service_id, protocol, endpoint, Duty::Serve));
+        let Forwarding { mode, snat, ref snat_addresses, snat_ports, gue_port, tunnel_source } =
+            service.forward;
+        let seat = self.backends[place].get_or_insert_with(|| {
+            LiveBackend::new(service_id, protocol, endpoint, mode.number(), Duty::Serve)
+        });
         seat.health = Checked::of(now, id, service, backend, seat, is_new);
         let known = seat.passive.take().filter(|_| !is_new);
         seat.passive = service.passive_health.map(|settings| match known {
@@ -387,7 +455,14 @@ impl Controller {
         seat.requests = service.requests;
         seat.data_ports = service.rtsp_nat;
         seat.answers_as = service.one_packet.then(|| service.address.into());
-        seat.snat = service.snat;
+        seat.snat = snat;
+        seat.snat_ports = snat_ports;
+        seat.gue_port = gue_port;
+        let given = position.checked_rem(snat_addresses.len()).and_then(|place| snat_addresses.get(place));
+        seat.own_source = match tunnel_source {
+            Some(network) => Source::spread_over(network, endpoint.ip()),
+            None => given.map(|address| Source { address: *address, prefix: 0 }),
+        };
         seat.drain_timeout = service.drain_timeout;
         if matches!(seat.duty, Duty::Leave { .. }) {
             seat.duty = Duty::Serve;

@@ -40,7 +40,7 @@ impl Controller {
                 address: live.config.address.into(),
                 protocol: live.config.protocol,
                 method: live.config.method,
-                forward: live.config.forward,
+                forward: live.config.forward.mode,
                 backends,
             });
         }
@@ -153,7 +153,7 @@ fn reason(backend: &LiveBackend, score: Option<&Score>) -> Option<String> {
     match state(backend, score) {
         BackendState::Leaving | BackendState::Draining | BackendState::Disabled => None,
         BackendState::Unreachable => {
-            let why = backend.hop.and_then(|hop| Reason::from_index(hop.unusable));
+            let why = backend.hop.and_then(|hop| Reason::from_index(hop.unusable.into()));
             Some(match why {
                 Some(Reason::NoNeighbour) => "its link-layer address is not known".to_owned(),
                 _ => "there is no way to it by the configured interfaces".to_owned(),

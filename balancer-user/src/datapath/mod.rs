@@ -101,7 +101,7 @@ pub struct Datapath {
     services: HashMap<MapData, [u8; 8], [u8; 32]>,
     addresses: HashMap<MapData, Address, u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
-    backends: Array<MapData, [u8; 56]>,
+    backends: Array<MapData, [u8; 64]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
@@ -367,7 +367,7 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
-        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 56]>(*backend), 0)?;
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 64]>(*backend), 0)?;
         Ok(())
     }
 

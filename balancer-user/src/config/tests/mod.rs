@@ -150,8 +150,8 @@ fn the_example_says_what_it_says() {
     assert_eq!((config.services.len(), config.backend_count()), (3, 7));
     let web = &config.services[0];
     assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
-    assert_eq!((web.protocol, web.method, web.forward), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
-    assert_eq!(web.snat, Snat::Auto);
+    assert_eq!((web.protocol, web.method, web.forward.mode), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
+    assert_eq!(web.forward.snat, Snat::Auto);
     let expect = "200-299".parse().expect("statuses");
     let probe = Probe::Http { tls: false, path: "/healthz".to_owned(), host: None, expect };
     let [interval, timeout] = [5, 2].map(Duration::from_secs);
@@ -185,7 +185,7 @@ fn what_is_left_out_has_the_documented_defaults() {
     let config = Config::parse("f", &BASE.join("\n")).expect("the base is valid");
     assert_eq!(Daemon { interfaces: example.interfaces.clone(), ..config.daemon }, example);
     assert_eq!(config.services[0].idle_timeout, Duration::from_secs(7200));
-    assert_eq!(config.services[0].snat, Snat::Auto);
+    assert_eq!(config.services[0].forward.snat, Snat::Auto);
     let udp = Config::parse("f", &base_with(7, "protocol = \"udp\"")).expect("valid");
     assert_eq!(udp.services[0].idle_timeout, Duration::from_secs(120));
     let service = &config.services[0];
