@@ -1,15 +1,24 @@
-//! Tells the crate where the XDP program is that it embeds.
+//! Tells the crate where the XDP programs are that it embeds: the balancer's, and beside it that of backends.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 const OBJECT: &str = "BALANCER_EBPF_OBJECT";
+const DECAP_OBJECT: &str = "BALANCER_DECAP_OBJECT";
 
 fn main() {
     println!("cargo::rerun-if-env-changed={OBJECT}");
     let object = env::var_os(OBJECT).map_or_else(default_object, PathBuf::from);
+    embed(OBJECT, &object);
+    embed(DECAP_OBJECT, &object.with_file_name("decap"));
+}
+
+fn embed(name: &str, object: &Path) {
     println!("cargo::rerun-if-changed={}", object.display());
     if object.is_file() {
-        println!("cargo::rustc-env={OBJECT}={}", object.display());
+        println!("cargo::rustc-env={name}={}", object.display());
     } else {
         println!(
             "cargo::error=there is no XDP program at {}: run `cargo xtask build` first",

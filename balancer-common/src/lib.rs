@@ -12,6 +12,7 @@ mod hop;
 mod reason;
 mod ring;
 mod service;
+mod tunnel;
 
 pub use age::{AGES, AgeProfile, age_bucket, bucket_start};
 pub use counters::{BackendCounters, RESPONSE_BUCKETS, ResponseTimes, Traffic, response_bucket};
@@ -24,8 +25,10 @@ pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
     Address, Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service,
-    ServiceId, ServiceKey, ability, answer, client, endpoint, forward, mapped, option, role, selector, unmapped,
+    ServiceId, ServiceKey, ability, answer, client, endpoint, forward, mapped, option, role, selector,
+    unmapped,
 };
+pub use tunnel::{MOST_OWN, MOST_TRUSTED, Tunnelled, tunnel_names};
 
 /// IP protocol number of TCP (RFC 9293).
 pub const TCP: u8 = 6;

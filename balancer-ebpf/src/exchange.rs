@@ -62,7 +62,9 @@ pub fn follow<P: Packet, E: Environment>(
     let own = control.sequence();
     let backend = entry.flow().backend;
     match segment.direction {
-        Direction::Request | Direction::OneWay => begin(environment, backend, (entry, own), (twin, sequence), acknowledged),
+        Direction::Request | Direction::OneWay => {
+            begin(environment, backend, (entry, own), (twin, sequence), acknowledged)
+        }
         Direction::Reply => end_exchange(environment, backend, (twin, sequence), (entry, own), acknowledged),
     }
 }

@@ -3,7 +3,7 @@
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
 //! ring, [`enter`] brings it into the table, [`persist`] remembers whose it was, [`source`] says where its packets come from,
 //! [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame, [`wrap`] puts another around
-//! it; [`process`] is the whole way. What has no ports goes by [`fragment`] or [`icmp`], datagrams of services that keep no flows by [`one_packet`]; who is
+//! it (and [`unwrap`], on a backend, takes it off); [`process`] is the whole way. What has no ports goes by [`fragment`] or [`icmp`], datagrams of services that keep no flows by [`one_packet`]; who is
 //! refused is told by [`answer`]. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
 //! in the tests on the host.
 #![no_std]
@@ -19,6 +19,8 @@ pub mod enter;
 pub mod environment;
 pub mod exchange;
 pub mod fragment;
+#[cfg(feature = "program")]
+pub mod frame;
 pub mod icmp;
 mod media;
 pub mod one_packet;
@@ -32,6 +34,7 @@ mod rounds;
 mod source;
 pub mod state;
 pub mod table;
+pub mod unwrap;
 pub mod wrap;
 
 pub use environment::{Environment, FlowMemory, Way};

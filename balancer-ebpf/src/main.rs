@@ -1,7 +1,6 @@
 //! The XDP program: the maps, and [`balancer_ebpf::process`] between them and the packet.
 #![no_std]
 #![no_main]
-#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 use core::{mem, ptr};
 
@@ -12,10 +11,7 @@ use aya_ebpf::{
         xdp_action::{XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
         xdp_md,
     },
-    helpers::{
-        bpf_fib_lookup, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
-        bpf_xdp_get_buff_len,
-    },
+    helpers::{bpf_fib_lookup, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
     macros::{map, xdp},
     maps::{Array, DevMap, HashMap, LruHashMap, PerCpuArray},
     programs::XdpContext,
@@ -30,9 +26,10 @@ use balancer_common::{
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
     enter::{self, Entered},
-    exchange, fragment, icmp, one_packet,
+    exchange, fragment,
+    frame::Frame,
+    icmp, one_packet,
     open::{self, Choice, Opening},
-    packet::Wire,
     parse::{self, Unparsed, Upper},
     process::{self, Step, process},
     state::{self, Segment},
@@ -131,76 +128,6 @@ fn balancer(context: XdpContext) -> u32 {
         Verdict::Transmit => XDP_TX,
         // Where to was said when the way was checked.
         Verdict::Redirect(_) => XDP_REDIRECT,
-    }
-}
-
-/// The frame that the program was called for.
-struct Frame<'a>(&'a XdpContext);
-
-impl Frame<'_> {
-    /// Where the first buffer starts, and where it ends.
-    ///
-    /// Loaded by hand: what the compiler knows to be 32 bits wide it may extend by shifts, which the verifier refuses
-    /// to see done to a packet pointer, in one build and not in another.
-    #[inline(always)]
-    fn bounds(&self) -> (usize, usize) {
-        let context = self.0.as_ptr();
-        let (start, end): (usize, usize);
-        // SAFETY: the two words are `data` and `data_end` of the context that the program was called with.
-        #[cfg(target_arch = "bpf")]
-        unsafe {
-            core::arch::asm!(
-                "{start} = *(u32 *)({context} + 0)",
-                "{end} = *(u32 *)({context} + 4)",
-                context = in(reg) context,
-                start = out(reg) start,
-                end = out(reg) end,
-                options(readonly, nostack),
-            );
-        }
-        #[cfg(not(target_arch = "bpf"))]
-        {
-            _ = context;
-            (start, end) = (self.0.data(), self.0.data_end());
-        }
-        (start, end)
-    }
-}
-
-impl Packet for Frame<'_> {
-    #[inline(always)]
-    fn at<T: Wire>(&self, offset: usize) -> Option<*mut T> {
-        let (start, end) = self.bounds();
-        let place = start + offset;
-        (place + size_of::<T>() <= end).then_some(place as *mut T)
-    }
-
-    #[inline(always)]
-    fn shift(&self, bytes: i32) -> bool {
-        // SAFETY: the context is the one that the program was called with (kernel 4.10).
-        unsafe { bpf_xdp_adjust_head(self.0.as_ptr().cast(), bytes) == 0 }
-    }
-
-    #[inline(always)]
-    fn cut(&self, length: usize) -> bool {
-        let context = self.0.as_ptr().cast();
-        // SAFETY: the context is the one that the program was called with (kernels 5.18, 4.18).
-        unsafe {
-            let now = bpf_xdp_get_buff_len(context) as i32;
-            bpf_xdp_adjust_tail(context, length as i32 - now) == 0
-        }
-    }
-
-    #[inline(always)]
-    fn has(&self, length: usize) -> bool {
-        let (start, end) = self.bounds();
-        if start + length <= end {
-            return true;
-        }
-        // More than the first buffer: only then is it worth a call (kernel 5.18).
-        // SAFETY: the context is the one that the program was called with.
-        let whole = unsafe { bpf_xdp_get_buff_len(self.0.as_ptr().cast()) };
-        length as u64 <= whole
     }
 }
 

@@ -121,8 +121,7 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
         source = Source { address: short(environment, key.family, &backend.snat_address), port: choice.port };
     }
     let is_one_way = backend.forward != forward::NAT;
-    opening.reply =
-        if is_one_way { turned(key) } else { reply_key(environment, key, backend, port, source) };
+    opening.reply = if is_one_way { turned(key) } else { reply_key(environment, key, backend, port, source) };
     let [mut request, mut reply] =
         if is_one_way { [NO_TWIN; 2] } else { environment.claim_free([&opening.key, &opening.reply]) };
     if reply == NO_TWIN && !is_one_way {

@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP,
-    Traffic, UDP, age_bucket, answer as answers, endpoint, family, flags, forward, option, role,
+    BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic, UDP,
+    age_bucket, answer as answers, endpoint, family, flags, forward, option, role,
 };
 
 use crate::{

@@ -66,13 +66,7 @@ impl Translation {
 /// Writes MACs, addresses and the checksums, takes `hops` off the TTL, and writes the ports where there are any. The frame must
 /// have been parsed as `parsed`, with a TTL above `hops`, for which the translation is made.
 #[inline(always)]
-pub fn rewrite(
-    parsed: &Parsed,
-    translation: &Translation,
-    hops: u8,
-    neighbour: [u8; 6],
-    source: [u8; 6],
-) {
+pub fn rewrite(parsed: &Parsed, translation: &Translation, hops: u8, neighbour: [u8; 6], source: [u8; 6]) {
     let Parsed { ethernet, ip, ports, checksum, .. } = *parsed;
     let [from, to] = translation.addresses;
     // SAFETY: `parse` checked that all of them lie in the frame; network-types' headers and byte arrays need no

@@ -4,7 +4,9 @@
 //! (RFC 6040), and what routers tell flows by, the same for all packets of one flow: the UDP source port of GUE, the flow label of
 //! IPv6 (RFC 6438), the free bits of the source address. The packet within is as a router would have passed it on.
 
-use balancer_common::{Address, Backend, BackendId, MAX_PORTS, NextHop, Reason, UDP, family, forward, mapped};
+use balancer_common::{
+    Address, Backend, BackendId, MAX_PORTS, NextHop, Reason, UDP, family, forward, mapped,
+};
 use network_types::{
     ip::{Ipv4Hdr, Ipv6Hdr},
     udp::UdpHdr,
@@ -24,8 +26,9 @@ use crate::{
 const TTL: u8 = 64;
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// IP protocol numbers of what may be inside.
-const IPV4_WITHIN: u8 = 4;
-const IPV6_WITHIN: u8 = 41;
+pub const IPV4_WITHIN: u8 = 4;
+/// The same of IPv6.
+pub const IPV6_WITHIN: u8 = 41;
 /// GUE's source ports are those that nobody listens at (RFC 6335).
 const FIRST_PORT: u16 = 0xc000;
 
@@ -50,8 +53,7 @@ fn put_around<P: Packet>(packet: &P, backend: &Backend, hop: &NextHop, lot: u16)
     let (class, length) = class_and_length(packet, inner)?;
     let link: [u8; LINK] = read(packet, 0)?;
     let is_ipv4 = backend.address[..12] == mapped([0; 4])[..12];
-    let (outer, header) =
-        if is_ipv4 { (family::IPV4, Ipv4Hdr::LEN) } else { (family::IPV6, Ipv6Hdr::LEN) };
+    let (outer, header) = if is_ipv4 { (family::IPV4, Ipv4Hdr::LEN) } else { (family::IPV6, Ipv6Hdr::LEN) };
     let is_gue = hop.forward == forward::GUE;
     let udp = if is_gue { UdpHdr::LEN } else { 0 };
     if !packet.shift(-((header + udp) as i32)) {

@@ -9,7 +9,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 
 use crate::api::{FlowState, MOST_PICKS};
 use crate::commands;
-use crate::config::{InterfaceName, Requests};
+use crate::config::{InterfaceName, Requests, XdpMode};
 use crate::method::Method;
 use crate::prefix::Prefix;
 
@@ -79,11 +79,34 @@ enum Verb {
     /// Play a table of loads and print which backend each request goes to
     #[command(after_help = "Example:\n  balancer simulate tests/vectors/selection-tables.json")]
     Simulate(SimulateArgs),
+    /// On a backend: take off what packets to it are wrapped in, until SIGINT or SIGTERM
+    #[command(after_help = "Examples:\n  balancer decap eth0 --from 10.0.0.1\n  \
+        balancer decap eth0 --from 10.254.0.0/16 --from 2001:db8::/64 --gue-port 6080\n\n\
+        For services with `forward = \"ipip\"` or \"gue\", where the kernel has no device for that. The service's address must \
+        be on this host, best on `lo`. SIGUSR1 logs how many packets were unwrapped; the end prints it.")]
+    Decap(DecapArgs),
     /// Take program, links and pins off: the host is as before
     #[command(
         after_help = "Examples:\n  balancer detach\n  balancer detach eth0 --pin-path /sys/fs/bpf/other"
     )]
     Detach(DetachArgs),
+}
+
+/// What is unwrapped.
+#[derive(Debug, Args)]
+pub struct DecapArgs {
+    /// The interface that wrapped packets come in by
+    pub interface: InterfaceName,
+    /// The UDP port that GUE arrives at
+    #[arg(long, value_name = "PORT", default_value = "6080", value_parser = clap::value_parser!(u16).range(1..))]
+    pub gue_port: u16,
+    /// A network or address that may send wrapped packets: the balancers, or their `tunnel-source`; more than once for more
+    /// [default: anyone]
+    #[arg(long, value_name = "NETWORK")]
+    pub from: Vec<Prefix>,
+    /// How the program is attached: native, generic, or auto, which tries both
+    #[arg(long, value_enum, default_value = "auto")]
+    pub xdp_mode: XdpMode,
 }
 
 /// How to run.
@@ -489,6 +512,7 @@ impl Cli {
             Verb::Whatif(args) => commands::whatif::run(&args),
             Verb::Flows(verb) => commands::flows::run(&verb),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
+            Verb::Decap(args) => commands::decap::run(&args),
             Verb::Detach(args) => commands::detach::run(&args),
         }
     }
@@ -548,6 +572,12 @@ mod tests {
             ("rollback 3", Some(ErrorKind::UnknownArgument)),
             ("backend drain web-1 --deadline 10", Some(ErrorKind::ValueValidation)),
             ("backend drain", Some(ErrorKind::MissingRequiredArgument)),
+            ("decap eth0", None),
+            ("decap eth0 --gue-port 6081 --from 10.0.0.1 --from 2001:db8::/32 --xdp-mode generic", None),
+            ("decap", Some(ErrorKind::MissingRequiredArgument)),
+            ("decap eth0 --gue-port 0", Some(ErrorKind::ValueValidation)),
+            ("decap eth0 --from 10.0.0.1/8", Some(ErrorKind::ValueValidation)),
+            ("decap eth0 --xdp-mode fast", Some(ErrorKind::InvalidValue)),
             ("detach", None),
             ("detach eth0 eth1 --pin-path /p", None),
             ("", Some(ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)),

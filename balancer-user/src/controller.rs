@@ -227,7 +227,8 @@ impl Controller {
                 let [first, _] = backend.snat_ports.0;
                 let of_address = roles.entry(source.address).or_default();
                 // Of several services, the widest range.
-                let before = if *of_address & role::SNAT == 0 { u16::MAX } else { role::first_port(*of_address) };
+                let before =
+                    if *of_address & role::SNAT == 0 { u16::MAX } else { role::first_port(*of_address) };
                 *of_address = *of_address & 0xffff | role::with_ports_from(first.min(before));
             }
         }

@@ -57,7 +57,11 @@ mod tests {
             ("", "", None),
             ("a b", "", None),
         ] {
-            assert_eq!(shared([FIRST_SNAT_PORT, u16::MAX], range, reserved), expected, "{range:?} {reserved:?}");
+            assert_eq!(
+                shared([FIRST_SNAT_PORT, u16::MAX], range, reserved),
+                expected,
+                "{range:?} {reserved:?}"
+            );
         }
     }
 }

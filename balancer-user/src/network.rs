@@ -191,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_hop_goes_to_the_neighbour_by_the_routes_interface() {
-        let expected = NextHop { neighbour: MAC, port: 1, source: OWN, mtu: 1500, ifindex: 5, ..NextHop::zeroed() };
+        let expected =
+            NextHop { neighbour: MAC, port: 1, source: OWN, mtu: 1500, ifindex: 5, ..NextHop::zeroed() };
         assert_eq!(network().next_hop(BACKEND, &["eth0", "eth1"]), expected);
     }
 

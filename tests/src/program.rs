@@ -156,14 +156,16 @@ impl Program {
             source: BACKEND_SIDE,
             mtu,
             ifindex,
-            unusable: if mtu == 0 { Reason::NoNeighbour as u32 } else { 0 },
+            unusable: if mtu == 0 { Reason::NoNeighbour as u16 } else { 0 },
+            ..NextHop::default()
         };
         self.datapath.set_next_hop(MAX_PORTS + u32::from(id), &hop);
     }
 
     /// Describes the interface that is port `port`.
     pub fn set_port_hop(&mut self, port: u16, ifindex: u32, mtu: u16) {
-        let hop = NextHop { neighbour: [0; 6], port, source: CLIENT_SIDE, mtu, ifindex, unusable: 0 };
+        let hop =
+            NextHop { neighbour: [0; 6], port, source: CLIENT_SIDE, mtu, ifindex, ..NextHop::default() };
         self.datapath.set_next_hop(u32::from(port), &hop);
     }
 

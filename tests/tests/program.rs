@@ -202,7 +202,7 @@ fn what_no_port_takes_is_counted_as_refused_alone() {
         source,
         mtu: 1500,
         ifindex: 4_000_000,
-        unusable: 0,
+        ..NextHop::default()
     };
     let to_backend = hop(backend_mac(0), BACKEND_SIDE);
     let back = hop([0; 6], CLIENT_SIDE);

@@ -488,6 +488,7 @@ fn ports_rest_past_the_controllers_walk() {
         port: program::BACKEND_PORT.to_be_bytes(),
         snat_address: mapped(BALANCER_BACKEND_SIDE.octets()),
         snat_prefix: 96 + 24,
+        snat_ports: [FIRST_SNAT_PORT, u16::MAX],
         abilities: ability::SERVE | ability::TAKE,
         ..Backend::default()
     };

@@ -20,6 +20,9 @@ pub const BPF_TARGET: [&str; 4] = ["--target", "bpfel-unknown-none", "-Z", "buil
 /// What is built for it: the XDP program.
 pub const PROGRAM: [&str; 6] =
     ["--package", "balancer-ebpf", "--bin", "balancer-program", "--features", "program"];
+/// What is built for it as well: the XDP program of backends.
+pub const DECAP: [&str; 6] =
+    ["--package", "balancer-ebpf", "--bin", "decap-program", "--features", "program"];
 /// The programs that measure it.
 pub const HARNESS: [&str; 6] = ["--package", "balancer-harness", "--bin", "harness", "--features", "program"];
 
@@ -41,10 +44,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<PathBuf> {
     binary(workspace, options)
 }
 
-/// Builds the XDP program and puts the object where user space embeds it from.
+/// Builds the XDP programs and puts the objects where user space embeds them from.
 pub fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     println!("build: the XDP program, with {}", tools.toolchain.name);
-    object(workspace, tools, &PROGRAM, "balancer-program", &workspace.ebpf_object())
+    object(workspace, tools, &PROGRAM, "balancer-program", &workspace.ebpf_object())?;
+    object(workspace, tools, &DECAP, "decap-program", &workspace.ebpf_object().with_file_name("decap"))
 }
 
 /// Builds the programs that measure it.

@@ -27,6 +27,7 @@ pub fn check(workspace: &Workspace, tools: &Tools) -> Result<()> {
         tools.toolchain.add_clippy();
     }
     program(workspace, tools, &build::PROGRAM, "XDP program")?;
+    program(workspace, tools, &build::DECAP, "XDP program of backends")?;
     program(workspace, tools, &build::HARNESS, "harness")
 }
 

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, vec::Vec};
 
-use balancer_common::{Backend, BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role};
+use balancer_common::{
+    Backend, BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role,
+};
 
 use super::{
     buffer::{Buffer, Kernel, Memory},

@@ -2,8 +2,9 @@
 
 use std::vec::Vec;
 
-use balancer_common::{FIRST_SNAT_PORT,     MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, family, mapped, option, role,
-    selector,
+use balancer_common::{
+    FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, ServiceKey, UDP, answer as answers, endpoint, family,
+    mapped, option, role, selector,
 };
 
 use super::{

@@ -4,6 +4,7 @@ pub mod backend;
 pub mod change;
 pub mod check;
 mod daemon;
+pub mod decap;
 pub mod detach;
 pub mod explain;
 pub mod flows;

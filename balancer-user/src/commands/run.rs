@@ -52,7 +52,7 @@ pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
 
 /// Log lines go to stderr, those of the XDP program (target `balancer_program`) among them; `RUST_LOG` sets what is
 /// logged, `info` unless set.
-fn start_log() -> Result<()> {
+pub(super) fn start_log() -> Result<()> {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -1,6 +1,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use toml::de::DeValue;
 
 use super::fault::Findings;
@@ -40,7 +42,7 @@ pub struct Daemon {
 }
 
 /// How the XDP program is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum XdpMode {
     /// Native where all interfaces can, else generic.
     Auto,

@@ -49,8 +49,7 @@ pub enum Forward {
 
 impl Forward {
     /// Every one.
-    pub const ALL: [Forward; 5] =
-        [Forward::Nat, Forward::FullNat, Forward::Dsr, Forward::Ipip, Forward::Gue];
+    pub const ALL: [Forward; 5] = [Forward::Nat, Forward::FullNat, Forward::Dsr, Forward::Ipip, Forward::Gue];
 
     /// As the program knows it: `forward::*`.
     pub const fn number(self) -> u8 {
@@ -207,9 +206,11 @@ pub(super) fn refuse_unseen(
     let keys = ["requests", "rtsp-nat", "one-packet"].into_iter().chain(needs_replies.then_some("method"));
     for key in keys {
         let Some(value) = section.get(key) else { continue };
-        let is_off = matches!(value.get_ref().as_bool(), Some(false)) || value.get_ref().as_str() == Some("flow");
+        let is_off =
+            matches!(value.get_ref().as_bool(), Some(false)) || value.get_ref().as_str() == Some("flow");
         if !is_off {
-            let what = if key == "method" { "the method \"least-response-time\"" } else { &format!("`{key}`") };
+            let what =
+                if key == "method" { "the method \"least-response-time\"" } else { &format!("`{key}`") };
             let message = format!(
                 "{what} needs replies to be seen, and with `forward = \"{mode}\"` they go past the balancer; \
                  allowed: with \"nat\" and \"full-nat\""
@@ -228,7 +229,10 @@ fn read_addresses(
     const ALLOWED: &str = "a list of unicast addresses of the service's family, [\"192.0.2.1\"]";
     let list = section::list(section.get("snat-addresses")?, "`snat-addresses`", findings)?;
     if list.is_empty() {
-        findings.add(section.place_of("snat-addresses"), format!("`snat-addresses` is empty; allowed: {ALLOWED}"));
+        findings.add(
+            section.place_of("snat-addresses"),
+            format!("`snat-addresses` is empty; allowed: {ALLOWED}"),
+        );
         return None;
     }
     let read = |text: &str| {
@@ -243,7 +247,9 @@ fn read_addresses(
     };
     let addresses: Vec<_> = list
         .iter()
-        .filter_map(|value| section::read_value("snat-addresses", value, value::text(ALLOWED, read), findings))
+        .filter_map(|value| {
+            section::read_value("snat-addresses", value, value::text(ALLOWED, read), findings)
+        })
         .collect();
     (addresses.len() == list.len()).then_some(addresses)
 }

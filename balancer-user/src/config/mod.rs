@@ -38,9 +38,7 @@ pub use forward::{Forward, Forwarding, Snat, SnatPorts};
 pub use name::{InterfaceName, Name};
 pub use registry::{MOST_DATA_PORTS, MOST_DATA_SOURCES};
 pub use schema::json_schema;
-pub use service::{
-    DEFAULT_DRAIN_TIMEOUT, DataPorts, Persistence, Protocol, Refusal, Requests, Service,
-};
+pub use service::{DEFAULT_DRAIN_TIMEOUT, DataPorts, Persistence, Protocol, Refusal, Requests, Service};
 pub use value::Refused;
 
 use fault::Findings;

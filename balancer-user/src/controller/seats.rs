@@ -89,13 +89,7 @@ pub(super) struct LiveBackend {
 }
 
 impl LiveBackend {
-    fn new(
-        service: ServiceId,
-        protocol: u8,
-        endpoint: SocketAddr,
-        forward: u8,
-        duty: Duty,
-    ) -> LiveBackend {
+    fn new(service: ServiceId, protocol: u8, endpoint: SocketAddr, forward: u8, duty: Duty) -> LiveBackend {
         LiveBackend {
             service,
             protocol,

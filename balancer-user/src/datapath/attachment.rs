@@ -76,10 +76,8 @@ impl Datapath {
 
     /// Attaches the program to an interface that has none (Linux 5.9).
     pub fn attach(&mut self, ifindex: u32, is_generic: bool) -> Result<Attached, AttachError> {
-        let mode = if is_generic { XdpMode::Skb } else { XdpMode::Driver };
         let program = self.program().map_err(AttachError::Other)?;
-        let id = program.attach_to_if_index(ifindex, mode).map_err(into_attach_error)?;
-        take_link(program, id).map(Attached::Held).map_err(AttachError::Other)
+        attach(program, ifindex, is_generic).map(Attached::Held)
     }
 
     /// Puts this program in the place of the one behind a pinned link, without a gap.
@@ -93,6 +91,13 @@ impl Datapath {
             .with_context(|| format!("replace the program behind {}", pin.display()))?;
         take_link(program, id).map(Attached::Replaced)
     }
+}
+
+/// Attaches a program to an interface that has none (Linux 5.9).
+pub(super) fn attach(program: &mut Xdp, ifindex: u32, is_generic: bool) -> Result<FdLink, AttachError> {
+    let mode = if is_generic { XdpMode::Skb } else { XdpMode::Driver };
+    let id = program.attach_to_if_index(ifindex, mode).map_err(into_attach_error)?;
+    take_link(program, id).map_err(AttachError::Other)
 }
 
 fn take_link(program: &mut Xdp, id: XdpLinkId) -> Result<FdLink> {

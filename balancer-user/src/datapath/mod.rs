@@ -3,6 +3,7 @@
 
 mod attachment;
 mod batch;
+mod decap;
 mod flows;
 mod link;
 mod memory;
@@ -38,6 +39,7 @@ use crate::{address, config};
 
 pub use attachment::{AttachError, Attached, Pin, PinnedLinks, detach_pins};
 use batch::PerCpuArray;
+pub use decap::Decapsulator;
 pub use flows::{Ended, Flow, FlowTable, Sweep};
 use memory::SharedArray;
 use pins::PinnedMaps;

@@ -1,12 +1,10 @@
 //! The programs that the benchmarks measure with.
 #![no_std]
 #![no_main]
-#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 use core::ptr;
 
 use aya_ebpf::{
-    EbpfContext as _,
     bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_TX},
     helpers::bpf_xdp_adjust_head,
     macros::{map, xdp},
@@ -14,7 +12,10 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use balancer_common::mapped;
-use balancer_ebpf::checksum::{self, Delta};
+use balancer_ebpf::{
+    checksum::{self, Delta},
+    frame::Frame,
+};
 use balancer_harness::{HEAD, LONG, Packets, SHORT, WORDS, client_address, client_port, limit};
 
 #[map]
@@ -44,14 +45,14 @@ fn make(context: &XdpContext) -> Option<()> {
     packets.state = packets.state.wrapping_mul(packets.multiplier).wrapping_add(packets.increment);
     let flow = packets.first + ((packets.state >> 32) as u32 & packets.mask);
 
-    let (mut start, mut end) = bounds(context);
+    let (mut start, mut end) = Frame(context).bounds();
     let excess = (end - start) as i32 - packets.length as i32;
     if excess != 0 {
         // SAFETY: the context is the one that the program was called with (kernel 4.10).
         if unsafe { bpf_xdp_adjust_head(context.ctx, excess) } != 0 {
             return None;
         }
-        (start, end) = bounds(context);
+        (start, end) = Frame(context).bounds();
     }
     write(start, end, 0, packets.head as u32)?;
     write(start, end, 4, (packets.head >> 32) as u16)?;
@@ -107,7 +108,7 @@ fn limit(context: XdpContext) -> u32 {
 fn rewrite(context: &XdpContext) -> Option<()> {
     const IP: usize = 14;
     const TCP: usize = IP + 20;
-    let (start, end) = bounds(context);
+    let (start, end) = Frame(context).bounds();
     // Constants, once compiled.
     let address = Delta::default().address(&mapped(limit::FROM.0), &mapped(limit::TO.0));
     let port = address.word(limit::FROM.1.to_be_bytes(), limit::TO.1.to_be_bytes());
@@ -121,32 +122,6 @@ fn rewrite(context: &XdpContext) -> Option<()> {
     write(start, end, IP + 16, limit::TO.0)?;
     write(start, end, TCP + 2, limit::TO.1.to_be_bytes())?;
     write(start, end, TCP + 16, checksum::update(tcp_sum, port.fold()))
-}
-
-/// Where the frame starts, and where it ends.
-#[inline(always)]
-fn bounds(context: &XdpContext) -> (usize, usize) {
-    let context = context.as_ptr();
-    let (start, end): (usize, usize);
-    // By hand: what the compiler knows to be 32 bits wide it may extend by shifts, which the verifier refuses.
-    // SAFETY: the two words are `data` and `data_end` of the context that the program was called with.
-    #[cfg(target_arch = "bpf")]
-    unsafe {
-        core::arch::asm!(
-            "{start} = *(u32 *)({context} + 0)",
-            "{end} = *(u32 *)({context} + 4)",
-            context = in(reg) context,
-            start = out(reg) start,
-            end = out(reg) end,
-            options(readonly, nostack),
-        );
-    }
-    #[cfg(not(target_arch = "bpf"))]
-    {
-        _ = context;
-        (start, end) = (0, 0);
-    }
-    (start, end)
 }
 
 #[inline(always)]

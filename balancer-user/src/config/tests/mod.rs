@@ -150,7 +150,10 @@ fn the_example_says_what_it_says() {
     assert_eq!((config.services.len(), config.backend_count()), (3, 7));
     let web = &config.services[0];
     assert_eq!((web.name.as_str(), web.address.to_string().as_str()), ("web", "192.0.2.10:80"));
-    assert_eq!((web.protocol, web.method, web.forward.mode), (Protocol::Tcp, Method::LeastPackets, Forward::Nat));
+    assert_eq!(
+        (web.protocol, web.method, web.forward.mode),
+        (Protocol::Tcp, Method::LeastPackets, Forward::Nat)
+    );
     assert_eq!(web.forward.snat, Snat::Auto);
     let expect = "200-299".parse().expect("statuses");
     let probe = Probe::Http { tls: false, path: "/healthz".to_owned(), host: None, expect };

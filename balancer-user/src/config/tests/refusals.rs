@@ -4,9 +4,9 @@ use super::{DAEMON_KEYS, METHODS, base_with, faults_of};
 use crate::config::service::SERVICE;
 use crate::method::Method;
 
-const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, idle-timeout, \
-                            drain-timeout, persistence, one-packet, rtsp-nat, slow-start, health, passive-health, \
-                            no-backend, unknown-flow, backend";
+const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, snat-addresses, snat-ports, \
+                            gue-port, tunnel-source, idle-timeout, drain-timeout, persistence, one-packet, \
+                            rtsp-nat, slow-start, health, passive-health, no-backend, unknown-flow, backend";
 
 /// Rows: line of `BASE`, what replaces it, the faults without their leading `f:`.
 fn check(rows: &[(usize, &str, &[&str])]) {
@@ -327,16 +327,14 @@ fn names_and_words_of_a_service() {
             &["12:14: `max-active` is 0; allowed: an integer from 1 to 4294967295"],
         ),
     ]);
-    for forward in ["full-nat", "dsr", "ipip", "gue"] {
-        let expected =
-            format!("f:3:11: `forward` is \"{forward}\", which is not supported yet; allowed: \"nat\"");
-        let text = base_with(4, &format!("[[service]]\nforward = \"{forward}\""));
-        assert_eq!(faults_of(&text), [expected.replace("3:", "5:")]);
-    }
     let timeouts = "allowed: a duration in quotes from \"1s\" to \"4h\"";
     check(&[
         (4, "[[service]]\nforward = \"nat\"", &[]),
-        (4, "[[service]]\nforward = \"tunnel\"", &["5:11: `forward` is \"tunnel\"; allowed: \"nat\""]),
+        (
+            4,
+            "[[service]]\nforward = \"tunnel\"",
+            &["5:11: `forward` is \"tunnel\"; allowed: \"nat\", \"full-nat\", \"dsr\", \"ipip\", \"gue\""],
+        ),
         (4, "[[service]]\nsnat = \"auto\"", &[]),
         (4, "[[service]]\nsnat = \"always\"", &[]),
         (4, "[[service]]\nsnat = \"never\"", &[]),
@@ -796,4 +794,103 @@ fn passive_health() {
         let expected: Vec<_> = expected.iter().map(|fault| format!("f:{fault}")).collect();
         assert_eq!(faults_of(&base_with(line, text)), expected, "{text}");
     }
+}
+
+#[test]
+fn each_way_of_forwarding_has_its_own_keys() {
+    let stranger = |place: &str, key: &str, mode: &str, allowed: &str| {
+        format!("{place}: `{key}` means nothing to `forward = \"{mode}\"`; allowed: with {allowed}")
+    };
+    let port = |mode: &str| {
+        format!(
+            "12:11: backend address 10.0.0.11:8080 has another port than its service, 192.0.2.10:80, and \
+             `forward = \"{mode}\"` changes none; allowed: port 80"
+        )
+    };
+    let addresses = "a list of unicast addresses of the service's family, [\"192.0.2.1\"]";
+    check(&[
+        (4, "[[service]]\nforward = \"full-nat\"", &[]),
+        (4, "[[service]]\nforward = \"dsr\"", &[&port("dsr")]),
+        (4, "[[service]]\nforward = \"ipip\"", &[&port("ipip")]),
+        (
+            4,
+            "[[service]]\nforward = \"gue\"\ngue-port = 0\n",
+            &[
+                "6:12: `gue-port` is 0; allowed: an integer from 1 to 65535",
+                &port("gue").replace("12:", "14:"),
+            ],
+        ),
+        (
+            4,
+            "[[service]]\nsnat-ports = \"1024-1024\"",
+            &[&stranger("5:14", "snat-ports", "nat", "\"full-nat\"")],
+        ),
+        (
+            4,
+            "[[service]]\nforward = \"full-nat\"\nsnat = \"always\"\ngue-port = 1",
+            &[
+                &stranger("6:8", "snat", "full-nat", "\"nat\""),
+                &stranger("7:12", "gue-port", "full-nat", "\"gue\""),
+            ],
+        ),
+        (
+            4,
+            "[[service]]\ntunnel-source = \"10.254.0.0/16\"",
+            &[&stranger("5:17", "tunnel-source", "nat", "\"ipip\" and \"gue\"")],
+        ),
+        (
+            4,
+            "[[service]]\nforward = \"full-nat\"\nsnat-addresses = [\"10.0.0.1\", \"10.0.0.2\"]\nsnat-ports = \"1024-65535\"",
+            &[],
+        ),
+        (
+            4,
+            "[[service]]\nforward = \"full-nat\"\nsnat-addresses = [\"127.0.0.1\", \"2001:db8::1\", 7]\nsnat-ports = \"80-90\"",
+            &[
+                &format!("6:19: `snat-addresses` is \"127.0.0.1\", a loopback address; allowed: {addresses}"),
+                &format!(
+                    "6:32: `snat-addresses` is \"2001:db8::1\", of another family than the service; allowed: {addresses}"
+                ),
+                &format!("6:47: `snat-addresses` is 7; allowed: {addresses}"),
+                "7:14: `snat-ports` is \"80-90\"; allowed: a range of ports from 1024 on in quotes, \"61000-65535\"",
+            ],
+        ),
+        (
+            4,
+            "[[service]]\nforward = \"full-nat\"\nsnat-addresses = []",
+            &[&format!("6:18: `snat-addresses` is empty; allowed: {addresses}")],
+        ),
+        (11, "address = \"10.0.0.11:80\"", &[]),
+    ]);
+}
+
+#[test]
+fn what_needs_replies_goes_with_no_mode_that_does_not_see_them() {
+    let faults = |method: &str, more: &str| {
+        let text = base_with(8, &format!("method = \"{method}\"\nforward = \"ipip\"\n{more}"));
+        faults_of(&text.replace("10.0.0.11:8080", "10.0.0.11:80"))
+    };
+    let unseen = |place: &str, what: &str| {
+        format!(
+            "f:{place}: {what} needs replies to be seen, and with `forward = \"ipip\"` they go past the balancer; \
+             allowed: with \"nat\" and \"full-nat\""
+        )
+    };
+    assert_eq!(faults("least-request", "requests = \"flow\""), [""; 0]);
+    assert_eq!(faults("least-response-time", ""), [unseen("8:10", "the method \"least-response-time\"")]);
+    assert_eq!(faults("least-request", "requests = \"exchange\""), [unseen("10:12", "`requests`")]);
+    let rtsp = faults("maglev", "rtsp-nat = { data-ports = \"6970-6999\" }");
+    assert_eq!(rtsp, [unseen("10:12", "`rtsp-nat`")]);
+}
+
+#[test]
+fn a_tunnel_may_lead_into_the_other_family() {
+    let with = |mode: &str| {
+        let text = base_with(4, &format!("[[service]]\nforward = \"{mode}\""));
+        faults_of(&text.replace("10.0.0.11:8080", "[2001:db8::11]:80"))
+    };
+    assert_eq!(with("ipip"), [""; 0]);
+    assert_eq!(with("gue"), [""; 0]);
+    let [fault] = &with("dsr")[..] else { panic!("{:?}", with("dsr")) };
+    assert!(fault.ends_with("allowed: both of one family with `forward = \"dsr\"`"), "{fault}");
 }
