@@ -231,9 +231,9 @@ pub fn enter<E: Environment>(environment: &E, request: u32) -> Entered {
     let marks = request_entry.control().flags();
     let key = request_entry.flow().key;
     // The request's direction decides between two CPUs that open one flow, the reply's between two flows.
-    let is_alone = !rival(environment, &key, request, rank).exists()
-        && !(replies.exists() && rival(environment, &replies.entry.flow().key, reply, rank).exists());
-    if !is_alone || !go_live(request_entry) {
+    let has_rival = rival(environment, &key, request, rank).exists()
+        || replies.exists() && rival(environment, &replies.entry.flow().key, reply, rank).exists();
+    if has_rival || !go_live(request_entry) {
         withdraw(environment, request);
         withdraw(environment, reply);
         return if comes(environment, &key) { Entered::Joined } else { Entered::Lost };

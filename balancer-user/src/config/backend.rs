@@ -100,8 +100,8 @@ pub(super) struct Siblings {
 
 impl Siblings {
     /// None yet, of the service at this address.
-    pub(super) fn of(service: Option<Endpoint>, forward: Forward) -> Siblings {
-        Siblings { service, forward: Some(forward), ..Siblings::default() }
+    pub(super) fn of(service: Option<Endpoint>, forward: Option<Forward>) -> Siblings {
+        Siblings { service, forward, ..Siblings::default() }
     }
 }
 

@@ -82,6 +82,14 @@ impl Forward {
     }
 }
 
+impl Forward {
+    /// Of a service.
+    pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Forward> {
+        let modes = Forward::ALL.map(|mode| (mode.name(), mode));
+        section.optional("forward", Forward::Nat, value::choice(&modes, &[]), findings)
+    }
+}
+
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -137,14 +145,13 @@ const GUE_PORT: u32 = 6080;
 const TUNNEL_SOURCE: &str = "an address or network in quotes, \"10.254.0.0/16\"";
 
 impl Forwarding {
-    /// Of a service at `address`, if that could be read.
+    /// Of a service at `address`, with this mode, if these could be read.
     pub(super) fn read(
         section: &Section<'_>,
+        mode: Option<Forward>,
         address: Option<Endpoint>,
         findings: &mut Findings<'_>,
     ) -> Option<Forwarding> {
-        let modes = Forward::ALL.map(|mode| (mode.name(), mode));
-        let mode = section.optional("forward", Forward::Nat, value::choice(&modes, &[]), findings);
         let snats = [("auto", Snat::Auto), ("always", Snat::Always), ("never", Snat::Never)];
         let snat = section.optional("snat", Snat::Auto, value::choice(&snats, &[]), findings);
         let snat_addresses = match section.get("snat-addresses") {

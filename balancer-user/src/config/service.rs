@@ -229,10 +229,12 @@ impl Service {
         let methods = Method::ALL.map(|method| (method.name(), method));
         let method = section.required("method", value::choice(&methods, &[]), findings);
         let requests = read_requests(&section, method, findings);
-        let forward = Forwarding::read(&section, address, findings);
-        let mode = forward.as_ref().map_or(Forward::Nat, |forward| forward.mode);
+        let mode = Forward::read(&section, findings);
+        let forward = Forwarding::read(&section, mode, address, findings);
         let snat = forward.as_ref().map(|forward| forward.snat);
-        refuse_unseen(&section, mode, method, findings);
+        if let Some(mode) = mode {
+            refuse_unseen(&section, mode, method, findings);
+        }
         let idle_timeouts = value::duration(Duration::from_secs(1)..=Duration::from_secs(4 * 3600));
         let idle_timeout =
             section.optional("idle-timeout", None, |value| idle_timeouts(value).map(Some), findings);
