@@ -14,6 +14,7 @@ mod full;
 mod hashed;
 mod lifetime;
 mod media;
+mod modes;
 mod one_packet;
 mod parse;
 mod persist;

@@ -110,6 +110,15 @@ impl Bed {
         bed
     }
 
+    /// Has packets go to all backends by this way: `forward::*`.
+    pub fn set_mode(&mut self, mode: u8) {
+        self.kernel.backends.iter_mut().for_each(|backend| backend.forward = mode);
+        self.kernel.services.values_mut().for_each(|service| service.forward = mode);
+        for (_, hop) in self.kernel.hops.iter_mut().filter(|(index, _)| **index >= MAX_PORTS) {
+            hop.forward = mode;
+        }
+    }
+
     /// Gives both services these slots.
     pub fn set_ring(&self, slots: &[BackendId]) {
         self.kernel.set_ring(0, slots);
@@ -120,6 +129,7 @@ impl Bed {
     pub fn run(&self, ingress: u32, frame: &[u8]) -> (Verdict, Vec<u8>) {
         self.kernel.ingress.set(ingress);
         let buffer = Buffer::new(frame);
+        buffer.headroom.set(self.kernel.headroom.get());
         let verdict = process(&buffer, &self.kernel);
         (verdict, buffer.bytes())
     }

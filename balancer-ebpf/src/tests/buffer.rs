@@ -43,6 +43,8 @@ pub struct Buffer {
     /// Where it ended at first: what lies behind must stay as it is.
     original_end: usize,
     beyond: u8,
+    /// How many bytes it may grow in front.
+    pub headroom: Cell<usize>,
 }
 
 impl Buffer {
@@ -65,6 +67,7 @@ impl Buffer {
             end: Cell::new(end),
             original_end: end,
             beyond,
+            headroom: Cell::new(HEADROOM),
         }
     }
 
@@ -92,7 +95,7 @@ impl Packet for Buffer {
 
     fn shift(&self, bytes: i32) -> bool {
         let Some(start) = self.start.get().checked_add_signed(bytes as isize) else { return false };
-        if start > self.first_end.get() {
+        if start > self.first_end.get() || start + self.headroom.get() < HEADROOM {
             return false;
         }
         self.start.set(start);
@@ -295,6 +298,8 @@ pub struct Kernel {
     pub clients: RefCell<HashMap<ClientKey, Remembered>>,
     opening: UnsafeCell<Opening>,
     icmp: UnsafeCell<icmp::Addresses>,
+    /// How many bytes of room frames have in front.
+    pub headroom: Cell<usize>,
     /// Whether it may send ICMP errors now.
     pub sends_icmp: Cell<bool>,
     fragments: RefCell<HashMap<FragmentKey, Fragment>>,
@@ -332,6 +337,7 @@ impl Kernel {
             clients: RefCell::default(),
             icmp: UnsafeCell::default(),
             sends_icmp: Cell::new(false),
+            headroom: Cell::new(HEADROOM),
             fragments: RefCell::default(),
             opening: UnsafeCell::new(Opening {
                 client: [0; 16],

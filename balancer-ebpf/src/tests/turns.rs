@@ -8,7 +8,7 @@ use std::{
     vec::Vec,
 };
 
-use balancer_common::{BackendCounters, BackendId, FlowKey, FlowState, flags};
+use balancer_common::{BackendCounters, BackendId, FlowKey, FlowState, flags, forward};
 use proptest::{collection::vec as sequence, prelude::*};
 
 use super::{
@@ -90,12 +90,14 @@ fn in_turns<T: Send>(
 fn both_at_once(
     schedule: Vec<bool>,
     buckets: u32,
+    mode: u8,
     rings: [&[BackendId]; 2],
     frames: [Frame; 2],
 ) -> ([Option<Vec<u8>>; 2], [Bed; 2]) {
     let memory = Memory::new(buckets, [3, 4]);
     let beds = rings.map(|ring| {
-        let bed = Bed::with_memory(3, Arc::clone(&memory));
+        let mut bed = Bed::with_memory(3, Arc::clone(&memory));
+        bed.set_mode(mode);
         bed.set_ring(ring);
         bed
     });
@@ -105,7 +107,8 @@ fn both_at_once(
     });
     memory.assert_consistent();
     let keys = HashSet::<FlowKey>::from_iter(memory.live().map(|(_, entry)| entry.key));
-    assert_eq!((keys.len(), memory.live().count()), (2, 2), "one flow, both ways");
+    let ways = if mode == forward::NAT { 2 } else { 1 };
+    assert_eq!((keys.len(), memory.live().count()), (ways, ways), "one flow, both ways if there are two");
     let beds = [bed, other_bed];
     assert_eq!(sum(&beds, |bed| bed.flows().0) - sum(&beds, |bed| bed.flows().1), 1);
     assert_eq!(memory.active(), 1);
@@ -128,11 +131,12 @@ proptest! {
         schedule in sequence(any::<bool>(), 0..100),
         buckets in 1..5_u32,
         is_tcp: bool,
+        mode in prop::sample::select(&[forward::NAT, forward::DSR][..]),
         rings in prop::sample::select(&RINGS[..]),
     ) {
         let client = ([10, 0, 1, 10], 40_000);
         let frame = if is_tcp { to_vip(SYN) } else { Frame::udp(client, VIP, b"ask") };
-        let (sent, beds) = both_at_once(schedule, buckets, rings, [frame.clone(), frame]);
+        let (sent, beds) = both_at_once(schedule, buckets, mode, rings, [frame.clone(), frame]);
         prop_assert!(sent[0].is_some(), "{:?}", beds.map(|bed| bed.kernel.drops()));
         prop_assert_eq!(&sent[0], &sent[1], "one backend for one flow");
         prop_assert_eq!(sum(&beds, |bed| bed.flows().0), 1, "counted once");
@@ -146,7 +150,7 @@ proptest! {
     ) {
         let client = ([10, 0, 1, 10], 40_000);
         let frames = Bed::VIPS.map(|vip| Frame::udp(client, vip, b"ask"));
-        let (sent, beds) = both_at_once(schedule, buckets, [&[0], &[0]], frames);
+        let (sent, beds) = both_at_once(schedule, buckets, forward::NAT, [&[0], &[0]], frames);
         prop_assert_eq!(sent.iter().flatten().count(), 1);
         prop_assert_eq!(sum(&beds, |bed| bed.kernel.dropped()), 1);
     }
