@@ -248,7 +248,7 @@ both! {
             }
         }
         let bed = dsr();
-        bed.refused(1, &Frame { ttl: 0, ..to_vip(SYN) }.bytes().as_slice(), Reason::TtlExceeded);
+        bed.refused(1, &Frame { ttl: 0, ..to_vip(SYN) }.bytes(), Reason::TtlExceeded);
     }
 
     fn where_there_is_no_room_in_front_the_packet_is_refused() {

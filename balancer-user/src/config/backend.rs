@@ -2,8 +2,8 @@ use toml::de::DeValue;
 
 use super::endpoint::Endpoint;
 use super::fault::Findings;
-use super::health::Health;
 use super::forward::Forward;
+use super::health::Health;
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{Key, Once, Schema, Section, Value, read_value};

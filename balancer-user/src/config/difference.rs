@@ -5,7 +5,8 @@ use std::{fmt, net::IpAddr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Backend, Config, Forwarding, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests, Service, Snat,
+    Backend, Config, Forwarding, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests,
+    Service, Snat,
 };
 
 /// One thing that sets a new configuration apart from an old one.

@@ -210,7 +210,9 @@ pub(super) fn refuse_unseen(
         return;
     }
     let needs_replies = method == Some(Method::LeastResponseTime);
-    let keys = ["requests", "rtsp-nat", "one-packet"].into_iter().chain(needs_replies.then_some("method"));
+    let keys = ["requests", "rtsp-nat", "one-packet", "passive-health"]
+        .into_iter()
+        .chain(needs_replies.then_some("method"));
     for key in keys {
         let Some(value) = section.get(key) else { continue };
         let is_off =

@@ -881,6 +881,7 @@ fn what_needs_replies_goes_with_no_mode_that_does_not_see_them() {
     assert_eq!(faults("least-request", "requests = \"exchange\""), [unseen("10:12", "`requests`")]);
     let rtsp = faults("maglev", "rtsp-nat = { data-ports = \"6970-6999\" }");
     assert_eq!(rtsp, [unseen("10:12", "`rtsp-nat`")]);
+    assert_eq!(faults("maglev", "passive-health = {}"), [unseen("10:18", "`passive-health`")]);
 }
 
 #[test]
