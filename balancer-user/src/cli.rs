@@ -85,6 +85,11 @@ enum Verb {
         For services with `forward = \"ipip\"` or \"gue\", where the kernel has no device for that. The service's address must \
         be on this host, best on `lo`. SIGUSR1 logs how many packets were unwrapped; the end prints it.")]
     Decap(DecapArgs),
+    /// Print what the control socket can be asked, as an OpenAPI document
+    #[command(after_help = "Example:\n  balancer api > balancer.openapi.json\n\n\
+        Needs no running balancer, which answers with the same at /v1/openapi.json:\n  \
+        curl --unix-socket /run/balancer/balancer.sock http://balancer/v1/openapi.json")]
+    Api,
     /// Take program, links and pins off: the host is as before
     #[command(
         after_help = "Examples:\n  balancer detach\n  balancer detach eth0 --pin-path /sys/fs/bpf/other"
@@ -513,6 +518,7 @@ impl Cli {
             Verb::Flows(verb) => commands::flows::run(&verb),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
             Verb::Decap(args) => commands::decap::run(&args),
+            Verb::Api => commands::api::run(),
             Verb::Detach(args) => commands::detach::run(&args),
         }
     }
@@ -538,6 +544,8 @@ mod tests {
             ("run -c f --fresh", None),
             ("check --config f", None),
             ("check --schema", None),
+            ("api", None),
+            ("api --json", Some(ErrorKind::UnknownArgument)),
             ("check", Some(ErrorKind::MissingRequiredArgument)),
             ("check --schema -c f", Some(ErrorKind::ArgumentConflict)),
             ("status", None),

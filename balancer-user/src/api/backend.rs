@@ -1,9 +1,10 @@
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::model::Drain;
 
 /// `backend drain`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainBackend {
     /// Its name.
@@ -18,7 +19,7 @@ pub struct DrainBackend {
 }
 
 /// How far the draining of a backend has come.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Draining {
     /// The name of its service.
     pub service: String,
@@ -32,7 +33,7 @@ pub struct Draining {
 }
 
 /// `backend enable`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnableBackend {
     /// Its name.
@@ -43,7 +44,7 @@ pub struct EnableBackend {
 }
 
 /// A backend that takes new flows again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Enabled {
     /// The name of its service.
     pub service: String,

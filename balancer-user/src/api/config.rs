@@ -1,16 +1,17 @@
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Difference, Edit};
 
 /// What configuration is in force: for `plan`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ShowConfig {}
 
 /// The configuration in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RunningConfig {
     /// Its generation: 1 since the daemon was started, and one more with each change.
     pub generation: u64,
@@ -25,7 +26,7 @@ pub struct RunningConfig {
 }
 
 /// `service add`, `service set`, `service rm`, and the same for `backend`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeConfig {
     /// What changes.
@@ -39,7 +40,7 @@ pub struct ChangeConfig {
 }
 
 /// `rollback`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rollback {
     /// The generation whose configuration is to be in force again; without it, the last one before this.
@@ -49,7 +50,7 @@ pub struct Rollback {
 }
 
 /// What was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Changed {
     /// The generation that is in force now.
     pub generation: u64,

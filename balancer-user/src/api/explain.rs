@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::model::{BackendState, four_decimals, two_decimals, two_decimals_if_any};
@@ -9,7 +10,7 @@ use crate::{balance::Takes, config::Requests, method::Method};
 pub const MOST_PICKS: u32 = 100;
 
 /// `explain`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Explain {
     /// The name of the service.
@@ -24,7 +25,7 @@ const fn ten() -> u32 {
 }
 
 /// Why the next flows of a service go where they go.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The name of the service.
     pub service: String,
@@ -45,7 +46,7 @@ pub struct Explanation {
 }
 
 /// How one backend stands before the next pick. Loads are in the method's unit, to two decimals.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Standing {
     /// Its name.
     pub name: String,
@@ -84,7 +85,7 @@ pub struct Standing {
 }
 
 /// One pick.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pick {
     /// Who is picked; `None`: nobody, since all are full.
     pub backend: Option<String>,
@@ -102,7 +103,7 @@ pub struct Pick {
 }
 
 /// `whatif`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WhatIf {
     /// The name of the service.
@@ -115,7 +116,7 @@ pub struct WhatIf {
 }
 
 /// A service beside itself under another method, by the same counters.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Comparison {
     /// The name of the service.
     pub service: String,
@@ -132,7 +133,7 @@ pub struct Comparison {
 }
 
 /// How flows are chosen for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Choice {
     /// The method.
     pub method: Method,
@@ -143,7 +144,7 @@ pub struct Choice {
 }
 
 /// One backend under both.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Compared {
     /// Its name.
     pub name: String,
@@ -158,7 +159,7 @@ pub struct Compared {
 }
 
 /// Where a backend stands under one method.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Stands {
     /// N, as measured.
     #[serde(serialize_with = "two_decimals")]

@@ -1,6 +1,7 @@
 use std::net::SocketAddr;
 
 use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{config::Protocol, prefix::Prefix};
@@ -9,7 +10,7 @@ use crate::{config::Protocol, prefix::Prefix};
 pub const LARGEST_LIST: u32 = 1000;
 
 /// Which flows are meant: those that are all of this. Without any of it, all flows.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FlowFilter {
     /// The name of the service.
@@ -30,7 +31,7 @@ impl FlowFilter {
 }
 
 /// How far a flow is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// TCP: the handshake is under way. UDP: the backend has not answered yet.
@@ -53,7 +54,7 @@ impl FlowState {
 }
 
 /// `flows list`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListFlows {
     /// Which flows.
@@ -73,7 +74,7 @@ impl Default for ListFlows {
 }
 
 /// The flows that were asked for, in the table's order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowList {
     /// At most as many as asked for.
     pub flows: Vec<Flow>,
@@ -84,7 +85,7 @@ pub struct FlowList {
 }
 
 /// One flow. Packets and bytes are counted for each backend, and not for each flow.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
     /// Where the client talks from.
     pub client: SocketAddr,
@@ -108,7 +109,7 @@ pub struct Flow {
 }
 
 /// `flows count`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountFlows {
     /// Which flows.
@@ -116,7 +117,7 @@ pub struct CountFlows {
 }
 
 /// How many flows there are. Those that are half open or established are the active ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowCount {
     /// All of them.
     pub flows: u64,
@@ -129,7 +130,7 @@ pub struct FlowCount {
 }
 
 /// `flows kill`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KillFlows {
     /// Which flows.
@@ -139,7 +140,7 @@ pub struct KillFlows {
 }
 
 /// How many flows were taken out of the table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Killed {
     /// So many.
     pub killed: u64,

@@ -9,6 +9,7 @@ mod config;
 mod explain;
 mod flows;
 mod model;
+mod openapi;
 mod refusal;
 mod server;
 mod socket;
@@ -26,9 +27,10 @@ pub use model::{
     AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict,
     InterfaceState, InterfaceStatus, ResponseTime, ServiceStatus, Status,
 };
+pub use openapi::openapi;
 pub use refusal::Refusal;
 pub use server::{Published, Server};
-pub use verb::{ANSWER_LIMIT, Ask, Command, Reply, STATUS_PATH, Verb, commands};
+pub use verb::{ANSWER_LIMIT, Ask, Command, OPENAPI_PATH, Reply, STATUS_PATH, Verb, commands};
 
 #[cfg(test)]
 pub(crate) use model::tests;

@@ -2,13 +2,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::config::{Forward, Protocol};
 use crate::method::Method;
 
 /// What the daemon knows, as of its last tick.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// The services, in the order of the configuration.
     pub services: Vec<ServiceStatus>,
@@ -27,7 +28,7 @@ pub struct Status {
 }
 
 /// The flow table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowsStatus {
     /// Flows that fit (`max-flows`).
     pub room: u64,
@@ -38,7 +39,7 @@ pub struct FlowsStatus {
 }
 
 /// A number of flows for each state of their life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ByState {
     /// TCP handshakes that are not complete, and UDP conversations without an answer.
     pub half_open: u64,
@@ -49,7 +50,7 @@ pub struct ByState {
 }
 
 /// One service.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceStatus {
     /// Its name.
     pub name: String,
@@ -66,7 +67,7 @@ pub struct ServiceStatus {
 }
 
 /// One backend of a service. Packets and bytes count both directions; bytes are IP total length.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BackendStatus {
     /// Its name.
     pub name: String,
@@ -119,7 +120,7 @@ pub struct BackendStatus {
 }
 
 /// How long the answers of a backend took (time to first byte), in milliseconds, to three decimals.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResponseTime {
     /// How many there were.
     pub answers: u64,
@@ -135,7 +136,7 @@ pub struct ResponseTime {
 }
 
 /// The end of a backend's flows.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Drain {
     /// In how many seconds the flows that are left are ended.
     #[serde(serialize_with = "three_decimals")]
@@ -148,7 +149,7 @@ pub struct Drain {
 }
 
 /// What the health checks of a backend have found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HealthStatus {
     /// What they have come to.
     pub verdict: HealthVerdict,
@@ -166,7 +167,7 @@ pub struct HealthStatus {
 }
 
 /// What health checks have come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthVerdict {
     /// None has been made yet: the backend takes no flows before one passes.
@@ -178,7 +179,7 @@ pub enum HealthVerdict {
 }
 
 /// What a backend is there for, and whether it can serve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendState {
     /// It takes new flows.
@@ -212,7 +213,7 @@ impl fmt::Display for BackendState {
 }
 
 /// One interface that the program is attached to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct InterfaceStatus {
     /// Its name.
     pub name: String,
@@ -223,7 +224,7 @@ pub struct InterfaceStatus {
 }
 
 /// What has become of an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum InterfaceState {
     /// It carries the program, and is up.
@@ -254,7 +255,7 @@ impl fmt::Display for InterfaceState {
 }
 
 /// How the program is really attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachedMode {
     /// In the driver.

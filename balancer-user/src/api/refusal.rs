@@ -5,6 +5,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Most names that a refusal lists.
@@ -33,7 +34,7 @@ pub enum Refusal {
 }
 
 /// A refusal as it is sent.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Refused {
     /// What is wrong, and what to do about it.
     pub(super) error: String,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::server::conn::http1;
@@ -16,9 +17,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::model::Status;
+use super::openapi::openapi;
 use super::refusal::Refusal;
 use super::socket::SocketFile;
-use super::verb::{Ask, EachVerb, LARGEST_REQUEST, STATUS_PATH, Verb, verbs};
+use super::verb::{Ask, EachVerb, LARGEST_REQUEST, OPENAPI_PATH, STATUS_PATH, Verb, verbs};
 use crate::clock::Monotonic;
 
 /// Most clients that are connected.
@@ -70,7 +72,9 @@ impl Server {
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<()> {
         let Server { listener, file: _file } = self;
-        let router = Router::new().route(STATUS_PATH, get(answer_status));
+        let description = Bytes::from(openapi().to_string());
+        let describe = move || async move { ([(CONTENT_TYPE, "application/json")], description) };
+        let router = Router::new().route(STATUS_PATH, get(answer_status)).route(OPENAPI_PATH, get(describe));
         let router =
             verbs(router).layer(DefaultBodyLimit::max(LARGEST_REQUEST)).with_state(Daemon { published, ask });
         tokio::pin!(stop);

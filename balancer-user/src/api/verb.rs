@@ -3,6 +3,7 @@
 //! | verb | method | path | document | answer |
 //! | --- | --- | --- | --- | --- |
 //! | `status` | GET | `/v1/status` | none | `Status` |
+//! | `api` | GET | `/v1/openapi.json` | none | an OpenAPI document |
 //! | `flows list` | POST | `/v1/flows/list` | `ListFlows` | `FlowList` |
 //! | `flows count` | POST | `/v1/flows/count` | `CountFlows` | `FlowCount` |
 //! | `flows kill` | POST | `/v1/flows/kill` | `KillFlows` | `Killed` |
@@ -14,12 +15,13 @@
 //! | `explain` | POST | `/v1/explain` | `Explain` | `Explanation` |
 //! | `whatif` | POST | `/v1/whatif` | `WhatIf` | `Comparison` |
 //!
-//! `status` is answered from what was last published; all others are `Verb`s, which go to the controller as a `Command`.
+//! `status` is answered from what was last published, and what there is to ask is always the same; all others are `Verb`s, which go to the controller as a `Command`.
 //! A new verb is a document, a `Verb` for it, a variant of `Command`, and a line of `verbs`; the compiler asks for what is
-//! missing then. Documents are JSON, of `LARGEST_REQUEST` bytes at most; what is left out of them has its default.
+//! missing then. `api` needs no daemon. Documents are JSON, of `LARGEST_REQUEST` bytes at most; what is left out of them has its default.
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{mpsc, oneshot};
 
@@ -33,6 +35,8 @@ use super::{
 
 /// Where the daemon answers with its `Status`.
 pub const STATUS_PATH: &str = "/v1/status";
+/// Where it answers with the description of all this (`openapi`).
+pub const OPENAPI_PATH: &str = "/v1/openapi.json";
 /// Largest request, in bytes.
 pub const LARGEST_REQUEST: usize = 64 << 10;
 /// How long the server waits for the controller's answer.
@@ -41,9 +45,9 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const WAITING: usize = 16;
 
 /// What the controller is asked for, as the document that is posted.
-pub trait Verb: Serialize + DeserializeOwned + Send + Sync + 'static {
+pub trait Verb: Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static {
     /// What it answers with.
-    type Answer: Serialize + DeserializeOwned + Send + 'static;
+    type Answer: Serialize + DeserializeOwned + JsonSchema + Send + 'static;
     /// Where it is posted.
     const PATH: &'static str;
     /// As the controller gets it.

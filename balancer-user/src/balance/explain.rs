@@ -1,6 +1,7 @@
 use std::cmp::Ordering;
 
 use balancer_common::BackendId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Balance, Measure, Score, Taken};
@@ -37,7 +38,7 @@ pub struct Stance {
 }
 
 /// Whether a backend can be picked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Takes {
     /// It can.

@@ -1,5 +1,6 @@
 //! What the verbs do, one file each.
 
+pub mod api;
 pub mod backend;
 pub mod change;
 pub mod check;

@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use balancer_common::{FIRST_SNAT_PORT, forward};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::{self, Endpoint};
@@ -32,7 +33,7 @@ pub struct Forwarding {
 }
 
 /// The way that packets go to the backends of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Forward {
     /// Destination rewritten; replies come back through the balancer, which rewrites their source.
