@@ -84,6 +84,9 @@ fn clients_that_say_nothing_delay_nobody() {
         })
         .unwrap();
         assert!(asked.elapsed() < Duration::from_secs(1), "counted after {:?}", asked.elapsed());
+        // A tick each 100 ms, whoever waits for what.
+        let age = status::read(&balancer).unwrap().selection_age_ms;
+        assert!(age < 300, "a selection of {age} ms ago");
     }
     assert_eq!(packets(), before + 20);
     // Every publication has another time in it.
