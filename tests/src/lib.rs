@@ -13,6 +13,7 @@ pub mod harness;
 pub mod netns;
 pub mod nginx;
 pub mod operator;
+pub mod oracle;
 pub mod packet;
 pub mod ping;
 pub mod poll;
