@@ -59,6 +59,9 @@ pub enum Fate {
     ToClient(usize, Vec<u8>),
 }
 
+/// The largest packet towards clients.
+const CLIENT_MTU: usize = 9000;
+
 type Key = (IpAddr, u16, IpAddr, u16, u8);
 
 #[derive(Clone, Copy, Debug)]
@@ -424,7 +427,7 @@ impl Oracle {
 
     fn too_big(&self, packet: &Packet<'_>, flow: Flow) -> Option<Fate> {
         let most = if flow.is_reply {
-            1500
+            CLIENT_MTU
         } else {
             let backend = self.backends[flow.backend];
             backend.mtu - overhead(self.services[flow.service].mode, backend.address.0)
