@@ -241,6 +241,8 @@ pub mod role {
     pub const BACKEND: u32 = 2;
     /// It is on an interface of this host.
     pub const LOCAL: u32 = 4;
+    /// Who asks for its MAC is told that of the interface that asks.
+    pub const ADVERTISED: u32 = 16;
     /// Clients are given it as their source, with ports from that in the high half on, which are none of the host's.
     pub const SNAT: u32 = 8;
 

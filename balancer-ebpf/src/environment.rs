@@ -9,7 +9,7 @@ use balancer_common::{
 use crate::{
     Packet,
     enter::{self, Entered},
-    exchange, fragment, icmp, one_packet,
+    exchange, fragment, icmp, neighbour, one_packet,
     open::{self, Choice, Opening},
     parse::{self, Unparsed, Upper},
     process::{self, Step},
@@ -145,6 +145,11 @@ pub trait Environment: FlowMemory + Sized {
     #[inline(always)]
     fn open(&self) -> Step {
         process::open(self)
+    }
+    /// [`neighbour::tell`].
+    #[inline(always)]
+    fn tell_neighbour<P: Packet>(&self, packet: &P) -> Step {
+        neighbour::tell(packet, self)
     }
     /// [`wrap::wrap`].
     #[inline(always)]

@@ -70,7 +70,8 @@ pub fn control<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
         (family::IPV4, 8, 0) => echo(packet, environment, &mut message, 0),
         (family::IPV6, 128, 0) => echo(packet, environment, &mut message, 129),
         (family::IPV4, 3 | 11 | 12, _) | (family::IPV6, 1..=4, _) => error(packet, environment, &mut message),
-        // Among them neighbour discovery, which the kernel answers.
+        (family::IPV6, 135, 0) => Some(Step::Neighbour),
+        // Among them the rest of neighbour discovery, which the kernel answers.
         _ => None,
     };
     step.unwrap_or(Step::Foreign)

@@ -3,7 +3,7 @@
 //! [`parse`] finds the addresses and ports, [`table`] the flow, [`open`] makes a new one from the service's selection
 //! ring, [`enter`] brings it into the table, [`persist`] remembers whose it was, [`source`] says where its packets come from,
 //! [`state`] follows its life, [`exchange`] its requests and answers, [`rewrite`] changes the frame, [`wrap`] puts another around
-//! it (and [`unwrap`], on a backend, takes it off); [`process`] is the whole way. What has no ports goes by [`fragment`] or [`icmp`], datagrams of services that keep no flows by [`one_packet`]; who is
+//! it (and [`unwrap`], on a backend, takes it off); [`process`] is the whole way. What has no ports goes by [`fragment`] or [`icmp`], what asks for the service's MAC by [`neighbour`], datagrams of services that keep no flows by [`one_packet`]; who is
 //! refused is told by [`answer`]. All of it is generic over [`Packet`] and [`Environment`], so that the same code runs in the kernel (`main.rs`) and
 //! in the tests on the host.
 #![no_std]
@@ -23,6 +23,7 @@ pub mod fragment;
 pub mod frame;
 pub mod icmp;
 mod media;
+pub mod neighbour;
 pub mod one_packet;
 pub mod open;
 pub mod packet;

@@ -28,7 +28,7 @@ use balancer_ebpf::{
     enter::{self, Entered},
     exchange, fragment,
     frame::Frame,
-    icmp, one_packet,
+    icmp, neighbour, one_packet,
     open::{self, Choice, Opening},
     parse::{self, Unparsed, Upper},
     process::{self, Step, process},
@@ -371,6 +371,11 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn tell_neighbour<P: Packet>(&self, _packet: &P) -> Step {
+        Step::from_number(packet_tell_neighbour(self.0.ctx))
+    }
+
+    #[inline(always)]
     fn wrap<P: Packet>(&self, _packet: &P, backend: BackendId, lot: u16) -> Step {
         Step::from_number(packet_wrap(self.0.ctx, u32::from(backend), u32::from(lot)))
     }
@@ -518,6 +523,13 @@ extern "C" fn packet_refuse(context: *mut xdp_md, reason: u32) -> u32 {
         debug!(context, "refused a packet from interface {}: {}", context.ingress_ifindex(), reason.name());
     }
     0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_tell_neighbour(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    neighbour::tell(&Frame(&context), &Kernel(&context)).to_number()
 }
 
 #[unsafe(no_mangle)]

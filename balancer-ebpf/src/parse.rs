@@ -86,6 +86,8 @@ pub enum Unparsed {
     Rest,
     /// ICMP or ICMPv6.
     Control,
+    /// ARP, or ICMPv6 to a group: it may ask for a neighbour.
+    Neighbour,
     /// An IP packet, but of no use for this reason: to be dropped if either of its addresses is ours.
     Refused(Reason),
 }
@@ -143,9 +145,9 @@ pub struct Network {
     pub family: u8,
 }
 
-/// Looks behind the tags of a frame. `None` where there is no IP packet.
+/// Looks behind the tags of a frame: what is there, and its EtherType as it lies in the frame.
 #[inline(always)]
-pub fn network<P: Packet>(packet: &P) -> Option<Network> {
+pub fn link<P: Packet>(packet: &P) -> Option<(usize, [u8; 2])> {
     let mut l3 = EthHdr::LEN;
     let mut ether_type: [u8; 2] = read(packet, ETHER_TYPE)?;
     // Written out: most frames have no tag.
@@ -157,15 +159,24 @@ pub fn network<P: Packet>(packet: &P) -> Option<Network> {
             ether_type = read(packet, ETHER_TYPE + 2 * TAG)?;
         }
     }
-    match ether_type {
-        IPV4 => Some(Network { l3, family: family::IPV4 }),
-        IPV6 => Some(Network { l3, family: family::IPV6 }),
+    Some((l3, ether_type))
+}
+
+/// The IP packet of a frame. `None` where there is none.
+#[inline(always)]
+pub fn network<P: Packet>(packet: &P) -> Option<Network> {
+    match link(packet)? {
+        (l3, IPV4) => Some(Network { l3, family: family::IPV4 }),
+        (l3, IPV6) => Some(Network { l3, family: family::IPV6 }),
         _ => None,
     }
 }
 
 const IPV4: [u8; 2] = (EtherType::Ipv4 as u16).to_ne_bytes();
-const IPV6: [u8; 2] = (EtherType::Ipv6 as u16).to_ne_bytes();
+/// The EtherType of IPv6, as it lies in the frame.
+pub const IPV6: [u8; 2] = (EtherType::Ipv6 as u16).to_ne_bytes();
+/// The same of ARP.
+pub const ARP: [u8; 2] = (EtherType::Arp as u16).to_ne_bytes();
 
 /// The EtherType of a family, as it lies in the frame.
 #[inline(always)]
@@ -272,16 +283,24 @@ pub fn parse<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<P
     let EthHdr { dst_addr, src_addr, .. } = unsafe { ptr::read_unaligned(ethernet) };
     // A group is nobody's address, and nobody that replies could be sent to.
     let is_group = (dst_addr[0] | src_addr[0]) & 1 == 1;
-    let network = network(packet).ok_or(Unparsed::Foreign)?;
+    let (l3, ether_type) = link(packet).ok_or(Unparsed::Foreign)?;
     if is_group {
-        return Err(Unparsed::Foreign);
+        return Err(if may_ask(packet, l3, ether_type) { Unparsed::Neighbour } else { Unparsed::Foreign });
     }
-    let datagram = match network.family {
-        family::IPV4 => ipv4(packet, network.l3)?,
-        _ if environment.has_ipv6() => ipv6(packet, environment, network.l3)?,
+    let (family, datagram) = match ether_type {
+        IPV4 => (family::IPV4, ipv4(packet, l3)?),
+        IPV6 if environment.has_ipv6() => (family::IPV6, ipv6(packet, environment, l3)?),
+        ARP => return Err(Unparsed::Neighbour),
         _ => return Err(Unparsed::Foreign),
     };
-    segment(packet, ethernet, network.family, &datagram)
+    segment(packet, ethernet, family, &datagram)
+}
+
+/// Whether what is sent to a group may ask for a neighbour.
+#[inline(always)]
+fn may_ask<P: Packet>(packet: &P, l3: usize, ether_type: [u8; 2]) -> bool {
+    let next = read(packet, l3 + offset_of!(Ipv6Hdr, next_hdr));
+    ether_type == ARP || (ether_type == IPV6 && next == Some([ICMPV6]))
 }
 
 const MALFORMED: Unparsed = Unparsed::Refused(Reason::Malformed);

@@ -55,6 +55,8 @@ pub enum Step {
     ForeignPart,
     /// ICMP.
     Control,
+    /// ARP, or ICMPv6 by which neighbours are found.
+    Neighbour,
     /// Rewritten, to be wrapped for this backend; the number tells its flow from others.
     Wrap(BackendId, u16),
 }
@@ -83,7 +85,8 @@ impl Step {
             Step::ForeignPart => (10, 0),
             Step::Control => (11, 0),
             Step::Alone => (12, 0),
-            Step::Wrap(backend, lot) => (13, backend as u32 | (lot as u32) << 16),
+            Step::Neighbour => (13, 0),
+            Step::Wrap(backend, lot) => (14, backend as u32 | (lot as u32) << 16),
         };
         kind << 32 | value as u64
     }
@@ -110,6 +113,7 @@ impl Step {
             10 => Step::ForeignPart,
             11 => Step::Control,
             12 => Step::Alone,
+            13 => Step::Neighbour,
             _ => Step::Wrap(value as BackendId, (value >> 16) as u16),
         }
     }
@@ -137,12 +141,15 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     if step == Step::Control {
         step = environment.control(packet);
     }
+    if step == Step::Neighbour {
+        step = environment.tell_neighbour(packet);
+    }
     if let Step::Wrap(backend, lot) = step {
         step = environment.wrap(packet, backend, lot);
     }
     match step {
         Step::Unusable(_) if !environment.is_ours(packet) => Verdict::Pass,
-        Step::Foreign | Step::Rest | Step::Control => Verdict::Pass,
+        Step::Foreign | Step::Rest | Step::Control | Step::Neighbour => Verdict::Pass,
         Step::ForeignPart => {
             environment.pass_part(packet);
             Verdict::Pass
@@ -199,6 +206,7 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
         Err(Unparsed::Foreign) => return Step::Foreign,
         Err(Unparsed::Rest) => return Step::Rest,
         Err(Unparsed::Control) => return Step::Control,
+        Err(Unparsed::Neighbour) => return Step::Neighbour,
         Err(Unparsed::Refused(reason)) => return Step::Unusable(reason),
     };
     let now = environment.now();

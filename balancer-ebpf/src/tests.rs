@@ -15,6 +15,7 @@ mod hashed;
 mod lifetime;
 mod media;
 mod modes;
+mod neighbours;
 mod one_packet;
 mod parse;
 mod persist;

@@ -11,7 +11,11 @@ mod seats;
 mod status;
 mod sweep;
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+};
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
@@ -157,6 +161,12 @@ impl Controller {
         self.services.iter().any(|service| service.config.one_packet)
     }
 
+    /// The addresses whose MAC whoever asks is told.
+    pub fn advertised(&self) -> BTreeSet<IpAddr> {
+        let services = self.services.iter().filter(|service| service.config.advertise);
+        services.map(|service| service.config.address.ip()).collect()
+    }
+
     /// A neighbour that the kernel must be asked to find, for the answers that have been refused since: its interface and
     /// address.
     pub fn take_unresolved(&self) -> Option<(u32, IpAddr)> {
@@ -216,7 +226,8 @@ impl Controller {
     fn set_roles(&mut self) -> Result<()> {
         let mut roles: BTreeMap<IpAddr, u32> = BTreeMap::new();
         for service in &self.services {
-            *roles.entry(service.config.address.ip()).or_default() |= role::SERVICE;
+            let advertised = if service.config.advertise { role::ADVERTISED } else { 0 };
+            *roles.entry(service.config.address.ip()).or_default() |= role::SERVICE | advertised;
         }
         for backend in self.backends.iter().flatten() {
             // Past the balancer, answers come from the service's address.

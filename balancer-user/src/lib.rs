@@ -1,6 +1,7 @@
 //! The controller: reads what the XDP program counted, chooses, and writes the selection rings.
 
 pub mod address;
+mod announce;
 pub mod api;
 pub mod attach;
 pub mod balance;

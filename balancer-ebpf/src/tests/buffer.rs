@@ -41,7 +41,7 @@ pub struct Buffer {
     first_end: Cell<usize>,
     end: Cell<usize>,
     /// Where it ended at first: what lies behind must stay as it is.
-    original_end: usize,
+    original_end: Cell<usize>,
     beyond: u8,
     /// How many bytes it may grow in front.
     pub headroom: Cell<usize>,
@@ -65,7 +65,7 @@ impl Buffer {
             start: Cell::new(HEADROOM),
             first_end: Cell::new(HEADROOM + first),
             end: Cell::new(end),
-            original_end: end,
+            original_end: Cell::new(end),
             beyond,
             headroom: Cell::new(HEADROOM),
         }
@@ -74,7 +74,7 @@ impl Buffer {
     /// The frame as it is now.
     #[track_caller]
     pub fn bytes(&self) -> Vec<u8> {
-        let behind = &self.bytes[self.original_end..];
+        let behind = &self.bytes[self.original_end.get()..];
         assert!(behind.iter().all(|byte| byte.get() == self.beyond), "written past the end");
         self.bytes[self.start.get()..self.end.get()].iter().map(Cell::get).collect()
     }
@@ -105,7 +105,12 @@ impl Packet for Buffer {
     fn cut(&self, length: usize) -> bool {
         let end = self.start.get() + length;
         if end > self.end.get() {
-            return false;
+            // It grows, as far as there is room, and if it is of one buffer.
+            if end + BEYOND / 2 > self.bytes.len() || self.first_end != self.end {
+                return false;
+            }
+            self.first_end.set(end);
+            self.original_end.set(self.original_end.get().max(end));
         }
         self.end.set(end);
         self.first_end.set(self.first_end.get().min(end));

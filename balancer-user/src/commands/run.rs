@@ -13,6 +13,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    announce::Announcer,
     api::{self, Command, Published, Server},
     attach::{self, Attachments, Interfaces},
     capabilities,
@@ -25,7 +26,7 @@ use crate::{
     health::{Prober, Report},
     instance::Instance,
     netlink::Netlink,
-    network::Network,
+    network::{Link, Network},
     profile::Profile,
     supervisor::Supervisor,
 };
@@ -105,6 +106,9 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
         forwarding::warn_if_off(&daemon);
     }
 
+    let mut announcer = Announcer::open()?;
+    announce(&mut announcer, &controller, &network);
+
     let (to_controller, from_kernel) = watch::channel(network);
     let (to_netlink, addresses) = watch::channel(addresses);
     let (neighbours, asked_for) = mpsc::channel(1);
@@ -114,7 +118,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     capabilities::keep_those_of_the_controller()?;
     let mut supervisor = Supervisor::from_environment(Monotonic::now());
     supervisor.ready();
-    let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours };
+    let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer };
     let health = (prober, reports);
     tokio::select! {
         result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish, &mut supervisor) => result,
@@ -164,12 +168,20 @@ struct Kernel {
     addresses: watch::Sender<Vec<IpAddr>>,
     /// Those to be found: interface and address.
     neighbours: mpsc::Sender<(u32, IpAddr)>,
+    announcer: Announcer,
+}
+
+/// Tells the neighbours on the configured interfaces where the advertised addresses are.
+fn announce(announcer: &mut Announcer, controller: &Controller, network: &Network) {
+    let names = &controller.daemon().interfaces;
+    let links: Vec<&Link> = names.iter().filter_map(|name| network.link(name.as_str())).collect();
+    announcer.announce(&controller.advertised(), &links);
 }
 
 async fn steer(
     controller: &mut Controller,
     attachments: &mut Attachments,
-    Kernel { mut network, addresses, neighbours }: Kernel,
+    Kernel { mut network, addresses, neighbours, mut announcer }: Kernel,
     (prober, mut reports): (Prober, mpsc::Receiver<Report>),
     mut asked: mpsc::Receiver<Command>,
     publish: &watch::Sender<Published>,
@@ -205,6 +217,7 @@ async fn steer(
                     tracing::warn!("{error:#}");
                 }
                 controller.tick(Monotonic::now())?;
+                announce(&mut announcer, controller, &seen);
             }
             _ = tick.tick() => {
                 let now = Monotonic::now();
@@ -236,6 +249,7 @@ async fn steer(
             generation = controller.generation();
             addresses.send_replace(controller.backend_addresses());
             prober.check(controller.targets());
+            announce(&mut announcer, controller, &network.borrow());
             if controller.asks_for_ways() {
                 forwarding::warn_if_off(controller.daemon());
             }

@@ -174,7 +174,7 @@ mod tests {
             assert!(said.contains(&expected), "{said} without {expected}");
             checked += 1;
         }
-        assert_eq!(checked, 7);
+        assert_eq!(checked, 8);
         let said = Config::parse("f", "[daemon]\nxdp-mode = \"?\"").unwrap_err().to_string();
         assert!(said.contains("`xdp-mode` is \"?\"; allowed: \"auto\", \"native\", \"generic\""), "{said}");
     }

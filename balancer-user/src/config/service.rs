@@ -31,6 +31,8 @@ pub struct Service {
     pub method: Method,
     /// What counts as an active request, for the methods that compare those.
     pub requests: Requests,
+    /// Whether the balancer tells whoever asks at which MAC the address is.
+    pub advertise: bool,
     /// How packets get to the backends.
     pub forward: Forwarding,
     /// How long an established flow may be silent.
@@ -179,6 +181,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("protocol", "protocol = \"tcp\"").needed().of(&["tcp", "udp"]),
         Key::new("method", "method = \"least-packets\"").needed().of(METHODS),
         Key::new("requests", "requests = \"flow\"").of(&["flow", "exchange"]),
+        Key::new("advertise", "advertise = \"none\"").of(&["none", "arp"]),
         Key::new("forward", "forward = \"nat\"").of(MODES),
         Key::new("snat", "snat = \"auto\"").of(&["auto", "always", "never"]),
         Key::new("snat-addresses", "snat-addresses = [\"10.0.0.1\"]"),
@@ -197,7 +200,7 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &["advertise"],
+    later: &[],
 };
 
 pub(super) const PERSISTENCE: Schema = Schema {
@@ -230,6 +233,8 @@ impl Service {
         let methods = Method::ALL.map(|method| (method.name(), method));
         let method = section.required("method", value::choice(&methods, &[]), findings);
         let requests = read_requests(&section, method, findings);
+        let advertise = [("none", false), ("arp", true)];
+        let advertise = section.optional("advertise", false, value::choice(&advertise, &[]), findings);
         let mode = Forward::read(&section, findings);
         let forward = Forwarding::read(&section, mode, address, findings);
         let snat = forward.as_ref().map(|forward| forward.snat);
@@ -298,6 +303,7 @@ impl Service {
             protocol,
             method: method?,
             requests: requests?,
+            advertise: advertise?,
             forward: forward?,
             idle_timeout: idle_timeout?.unwrap_or(protocol.default_idle_timeout()),
             drain_timeout: drain_timeout?,

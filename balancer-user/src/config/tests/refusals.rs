@@ -1,10 +1,9 @@
 //! One value at a time: what is refused, with which words, and what is not.
 
 use super::{DAEMON_KEYS, METHODS, base_with, faults_of};
-use crate::config::service::SERVICE;
 use crate::method::Method;
 
-const SERVICE_KEYS: &str = "name, address, protocol, method, requests, forward, snat, snat-addresses, snat-ports, \
+const SERVICE_KEYS: &str = "name, address, protocol, method, requests, advertise, forward, snat, snat-addresses, snat-ports, \
                             gue-port, tunnel-source, idle-timeout, drain-timeout, persistence, one-packet, \
                             rtsp-nat, slow-start, health, passive-health, no-backend, unknown-flow, backend";
 
@@ -227,11 +226,6 @@ fn keys() {
             ],
         ),
     ]);
-    for key in SERVICE.later {
-        let text = base_with(8, &format!("method = \"round-robin\"\n{key} = 1"));
-        let expected = format!("f:9:1: `{key}` in [[service]] is not supported yet; allowed: {SERVICE_KEYS}");
-        assert_eq!(faults_of(&text), [expected]);
-    }
 }
 
 #[test]
@@ -334,6 +328,12 @@ fn names_and_words_of_a_service() {
             4,
             "[[service]]\nforward = \"tunnel\"",
             &["5:11: `forward` is \"tunnel\"; allowed: \"nat\", \"full-nat\", \"dsr\", \"ipip\", \"gue\""],
+        ),
+        (4, "[[service]]\nadvertise = \"arp\"", &[]),
+        (
+            4,
+            "[[service]]\nadvertise = \"bgp\"",
+            &["5:13: `advertise` is \"bgp\"; allowed: \"none\", \"arp\""],
         ),
         (4, "[[service]]\nsnat = \"auto\"", &[]),
         (4, "[[service]]\nsnat = \"always\"", &[]),
