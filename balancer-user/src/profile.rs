@@ -10,7 +10,7 @@ use crate::{
     openings::{FLOW_BITS, Openings, nanos},
 };
 
-/// Pieces of memory: what is older than all of them is forgotten.
+/// Pieces of memory: what is older than all of them is forgotten, the oldest little by little while the last one grows.
 const PIECES: usize = 8;
 /// How long a piece lasts: this fraction of the window.
 const PIECE: u32 = 4;
@@ -20,6 +20,8 @@ const ENOUGH: u64 = 16;
 const COARSEST: u32 = 8;
 /// A whole flow, in parts.
 const FLOW: u64 = 1 << FLOW_BITS;
+/// The oldest piece is forgotten in steps of 2^-16 of it.
+const FADE_BITS: u32 = 16;
 
 /// Load by the age of the flow that brought it, over the flows that passed that age.
 ///
@@ -30,6 +32,9 @@ const FLOW: u64 = 1 << FLOW_BITS;
 ///   When flows were opened is known (`Openings`), so at any moment those between two ages can be counted.
 ///
 /// Their quotient is what one flow brings in the bucket, and the sum of the quotients up to an age is C of that age.
+/// The oldest ticks fade out. Were they dropped at once, all that is committed would change at once, most of it where most
+/// is committed, and the flows of the next ticks would all go there to make up for it.
+///
 /// Both sums are of the same ticks; a tick teaches nothing about ages at which a flow of before the first tick could be.
 /// Bucket 0 is about the flows opened in the very ticks, so flows of one packet give exactly 1.
 #[derive(Clone, Debug)]
@@ -46,6 +51,13 @@ pub struct Profile {
     sum: Piece,
     /// Flows opened in the last tick.
     latest: u64,
+}
+
+/// How the oldest piece fades.
+struct Memory<'a> {
+    oldest: Option<&'a Piece>,
+    /// In 2^-16ths.
+    faded: u128,
 }
 
 /// What a flow carries, in whatever unit the service is measured by, and how many flows it was.
@@ -140,27 +152,46 @@ impl Profile {
     ///
     /// What less than one whole flow showed counts as if by one.
     pub fn curve(&self) -> Option<Curve> {
-        let sum = &self.sum;
-        if sum.opened == 0 || sum.first == 0 {
-            return None;
-        }
-        let per = |brought: u64, flows: u64, parts: u64| {
-            let millionths = u128::from(brought) * u128::from(MICRO) * u128::from(parts) / u128::from(flows);
+        let Memory { oldest, faded } = self.memory();
+        // Of a sum what is not forgotten, in 2^-16ths.
+        let kept =
+            |sum: u64, oldest: u64| (u128::from(sum) << FADE_BITS) - u128::from(oldest.min(sum)) * faded;
+        let lists = |of: fn(&Piece) -> &Vec<u64>| {
+            let oldest =
+                oldest.map_or(&[][..], |oldest| of(oldest)).iter().copied().chain(std::iter::repeat(0));
+            of(&self.sum).iter().copied().zip(oldest).map(|(sum, oldest)| kept(sum, oldest))
+        };
+        let one = |of: fn(&Piece) -> u64| kept(of(&self.sum), oldest.map_or(0, of));
+        let flows = self.flows(one(|piece| piece.opened), one(|piece| piece.first))?;
+        let per = |brought: u128, flows: u128, parts: u64| {
+            let millionths = brought.saturating_mul(u128::from(MICRO) * u128::from(parts)) / flows;
             u64::try_from(millionths).unwrap_or(u64::MAX)
         };
-        let later = sum.brought.iter().zip(&sum.reached).skip(1);
-        let later = later.map(|(brought, reached)| per(*brought, (*reached).max(FLOW), FLOW));
-        let at_once = per(sum.brought.first().copied().unwrap_or(0), self.flows(), 1);
+        let mut brought = lists(|piece| &piece.brought);
+        let at_once = per(brought.next().unwrap_or(0), flows, 1);
+        let later = brought.zip(lists(|piece| &piece.reached).skip(1));
+        let later =
+            later.map(|(brought, reached)| per(brought, reached.max(u128::from(FLOW) << FADE_BITS), FLOW));
         Some(Curve::new(std::iter::once(at_once).chain(later), nanos(self.span)))
     }
 
-    /// How many flows bucket 0 is about.
+    /// How many flows bucket 0 is about, in 2^-16ths, of so many that opened and packets in it; `None` of none.
     ///
     /// Openings and ages are not read at the same instant: the sums may be a few flows apart. Each flow has at least one
     /// packet in bucket 0, so where there are hardly more packets, or fewer, they are the flows.
-    fn flows(&self) -> u64 {
-        let Piece { opened, first, .. } = self.sum;
-        if first <= opened.saturating_add(self.latest) { first } else { opened }
+    fn flows(&self, opened: u128, first: u128) -> Option<u128> {
+        let flows = if first <= opened + (u128::from(self.latest) << FADE_BITS) { first } else { opened };
+        (opened > 0 && flows > 0).then_some(flows)
+    }
+
+    /// The oldest piece, while it is being forgotten, and how much of it is.
+    fn memory(&self) -> Memory<'_> {
+        let oldest = self.pieces.front().filter(|oldest| {
+            self.pieces.len() >= PIECES && self.sum.opened.saturating_sub(oldest.opened) >= ENOUGH
+        });
+        let grown = self.pieces.back().map_or(0, |last| nanos(self.last.since(last.began)));
+        let length = nanos(self.span / PIECE).max(1);
+        Memory { oldest, faded: (u128::from(grown.min(length)) << FADE_BITS) / u128::from(length) }
     }
 
     fn turn(&mut self, now: Monotonic) {

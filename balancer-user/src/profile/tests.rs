@@ -130,6 +130,26 @@ fn what_is_learned_follows_a_change_within_two_windows() {
 }
 
 #[test]
+fn what_is_old_is_forgotten_little_by_little() {
+    let mut world = World::new(100);
+    for flow in 0..800 {
+        world.flow(flow * 50, 10, 20);
+    }
+    world.flow(20_010, 2_000, 1);
+    world.pass(32_000);
+    let before = world.by(14_000);
+    assert!(before > 13.0, "{before}");
+    let mut last = before;
+    while world.now < 60_000 {
+        world.pass(100);
+        let by = world.by(14_000);
+        assert!((last - by).abs() < 0.5, "from {last} to {by} at {} ms", world.now);
+        last = by;
+    }
+    assert!((last - 10.0).abs() < 0.2, "{last}");
+}
+
+#[test]
 fn flows_from_before_the_start_teach_nothing() {
     let mut world = World::new(100);
     // Flows that another daemon opened, 5 to 9 s old: 8,000 packets a tick.
