@@ -2,6 +2,7 @@
 
 mod choice;
 mod play;
+mod rivals;
 mod table;
 mod verdict;
 mod workload;
@@ -27,7 +28,8 @@ use self::{
 /// Flows arrive at random and are given to backends; counters are read every 100 ms, and the windows are 14 s long.
 /// Deviation is the standard deviation of the backends' N / weight ÷ its mean (mean over time), overload the largest
 /// N / weight ÷ its mean (maximum over time), run the longest run of flows to one backend. Over several seeds: mean,
-/// maximum, maximum. `+1` = the last backend is down for the first minute and comes back empty.
+/// maximum, median, maximum. `+1` = the last backend is down for the first minute and comes back empty. At the end stands
+/// where another method loads the backends more evenly, and why.
 #[derive(clap::Args)]
 pub struct Options {
     /// Leave out 10 and 100 backends: some seconds instead of some minutes
@@ -37,7 +39,7 @@ pub struct Options {
     #[arg(long)]
     json: bool,
     /// How many seeds, from 1 on
-    #[arg(long, default_value = "3")]
+    #[arg(long, default_value = "9")]
     seeds: NonZero<u8>,
     /// Simulated seconds, the first 60 of them warm-up
     #[arg(long, default_value_t = 210, value_parser = clap::value_parser!(u16).range(130..=36_000))]
@@ -87,6 +89,7 @@ pub fn run(options: &Options) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
         table::print(&rows, Kind::ALL.len());
+        rivals::print(&jobs, Kind::ALL.len());
     }
     Ok(())
 }

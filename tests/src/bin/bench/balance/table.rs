@@ -21,6 +21,7 @@ pub struct Row {
     method: &'static str,
     deviation: f64,
     overload: f64,
+    typical: u64,
     run: u64,
 }
 
@@ -39,11 +40,13 @@ impl Row {
             method: kind.name(),
             deviation: verdict.deviation,
             overload: verdict.overload,
+            typical: verdict.typical,
             run: verdict.run,
         }
     }
 
-    fn title(&self) -> String {
+    /// The scene.
+    pub fn title(&self) -> String {
         let Row { workload, backends, weights, measure, .. } = self;
         let count = if self.returns { format!("{}+1", backends - 1) } else { backends.to_string() };
         format!("{workload}, {count} backends, weights {weights}, {measure}")
@@ -55,12 +58,12 @@ pub fn print(rows: &[Row], methods: usize) {
     for scene in rows.chunks(methods) {
         let Some(first) = scene.first() else { continue };
         println!("{}", first.title());
-        println!("    {:<18} {:>9} {:>9} {:>6}", "method", "deviation", "overload", "run");
+        println!("    {:<18} {:>9} {:>9} {:>6} {:>8}", "method", "deviation", "overload", "run", "longest");
         let best = scene.iter().map(|row| row.deviation).fold(f64::INFINITY, f64::min);
         for row in scene {
             let mark = if row.deviation <= best { '*' } else { ' ' };
-            let Row { method, deviation, overload, run, .. } = row;
-            println!("  {mark} {method:<18} {deviation:>9.4} {overload:>9.3} {run:>6}");
+            let Row { method, deviation, overload, typical, run, .. } = row;
+            println!("  {mark} {method:<18} {deviation:>9.4} {overload:>9.3} {typical:>6} {run:>8}");
         }
         println!();
     }

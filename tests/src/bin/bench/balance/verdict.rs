@@ -15,6 +15,8 @@ pub struct Verdict {
     pub overload: f64,
     /// Longest run of picks of one backend.
     pub run: u64,
+    /// Of several runs' longest: the middle one. What is longest of all grows with the number of seeds.
+    pub typical: u64,
 }
 
 /// Watches a run.
@@ -37,12 +39,15 @@ pub struct Judge {
 }
 
 impl Verdict {
-    /// Over several runs: the mean deviation, the worst overload, the longest run.
+    /// Over several runs: the mean deviation, the worst overload, the longest run and the middle of the longest.
     pub fn of(runs: &[Verdict]) -> Verdict {
+        let mut longest: Vec<u64> = runs.iter().map(|run| run.run).collect();
+        longest.sort_unstable();
         Verdict {
             deviation: runs.iter().map(|run| run.deviation).sum::<f64>() / runs.len().max(1) as f64,
             overload: runs.iter().map(|run| run.overload).fold(0.0, f64::max),
-            run: runs.iter().map(|run| run.run).max().unwrap_or(0),
+            run: longest.last().copied().unwrap_or(0),
+            typical: longest.get(longest.len() / 2).copied().unwrap_or(0),
         }
     }
 }
@@ -114,6 +119,7 @@ impl Judge {
             deviation: self.deviations / self.count.max(1) as f64,
             overload: self.overload,
             run: self.longest,
+            typical: self.longest,
         }
     }
 }
