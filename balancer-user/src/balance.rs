@@ -384,6 +384,11 @@ impl Balance {
         Plan::new(self.cycle.clone(), None, 0)
     }
 
+    /// Whether each backend may take a flow now, in configured order: none that is full, and no backup while another can.
+    pub fn takers(&self) -> impl Iterator<Item = (BackendId, bool)> {
+        self.backends.iter().zip(self.weights_now()).map(|(backend, weight)| (backend.member.id, weight > 0))
+    }
+
     /// The weights of those who may take a flow now: neither full, nor a backup while another can.
     ///
     /// For methods that do not look forward: one that fills up within a tick takes more until the next.

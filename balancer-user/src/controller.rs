@@ -286,8 +286,21 @@ impl Controller {
             }
             select(&mut self.datapath, service, now, counted);
         }
+        self.note_takers()?;
         self.selected = now;
         self.sweep(now)
+    }
+
+    /// Tells the program which backends may not even take flows of clients that they served before.
+    fn note_takers(&mut self) -> Result<()> {
+        let mut is_changed = false;
+        let keep_clients = self.services.iter().filter(|service| service.config.persistence.is_some());
+        for (id, takes) in keep_clients.flat_map(|service| service.balance.takers()) {
+            if let Some(Some(backend)) = self.backends.get_mut(usize::from(id)) {
+                is_changed |= std::mem::replace(&mut backend.stands_aside, !takes) == takes;
+            }
+        }
+        if is_changed { self.write_backends() } else { Ok(()) }
     }
 
     /// How many slots of each service's ring have been taken.

@@ -99,6 +99,29 @@ fn a_client_keeps_its_backend_until_that_takes_none() {
     assert_eq!(scene.flows(5), [new; 5]);
 }
 
+/// What is remembered of a client fills nobody up, and keeps no backup at work.
+#[test]
+fn a_client_does_not_keep_a_backend_that_is_full_or_a_backup() {
+    let edit = |text: String| {
+        text.replace("name = \"b1\"", "name = \"b1\"\nmax-active = 3")
+            .replace("name = \"b3\"", "name = \"b3\"\nbackup = true")
+    };
+    let persistence = "persistence = { mask = 32, timeout = \"1m\" }\nidle-timeout = \"1m\"";
+    let scene = Scene::new("round-robin", persistence, &[1, 1, 1], edit);
+    assert_eq!(scene.flows(3), [1; 3]);
+    let may_take = |number: usize, may: bool| {
+        scene.wait("the ring", |status| each(status, |backend| backend.share > 0.0)[number - 1] == may);
+    };
+    may_take(1, false);
+    assert_eq!(scene.flows(4), [2; 4]);
+    scene.reach(2, false);
+    assert_eq!(scene.flows(4), [3; 4]);
+    scene.reach(2, true);
+    may_take(3, false);
+    assert_eq!(scene.flows(4), [2; 4]);
+    assert_eq!(status::drops(&status::read_fresh(&scene.balancer).unwrap()), []);
+}
+
 #[test]
 fn a_backup_comes_when_no_other_can_and_goes_again() {
     let edit = |text: String| text.replace("name = \"b3\"", "name = \"b3\"\nbackup = true");

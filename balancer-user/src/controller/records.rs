@@ -96,7 +96,7 @@ impl Controller {
 /// A backend as it is in its map.
 fn record(backend: &LiveBackend) -> Backend {
     let mut abilities = ability::SERVE;
-    if backend.weight() > 0 {
+    if backend.weight() > 0 && !backend.stands_aside {
         abilities |= ability::TAKE;
     }
     abilities |= match backend.duty {

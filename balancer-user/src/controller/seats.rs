@@ -69,6 +69,8 @@ pub(super) struct LiveBackend {
     pub(super) gue_port: u16,
     pub(super) drain_timeout: Duration,
     pub(super) duty: Duty,
+    /// Whether it is full, or a backup that is not needed: then not even the clients that it served before come to it.
+    pub(super) stands_aside: bool,
     pub(super) hop: Option<NextHop>,
     pub(super) source: Option<Source>,
     pub(super) unreachable_since: Option<Monotonic>,
@@ -105,6 +107,7 @@ impl LiveBackend {
             gue_port: 0,
             drain_timeout: config::DEFAULT_DRAIN_TIMEOUT,
             duty,
+            stands_aside: false,
             hop: None,
             source: None,
             unreachable_since: None,
