@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::{Netns, eventually};
 
 /// How long a command may take when nothing else is said.
-pub const DEFAULT_LIMIT: Duration = Duration::from_secs(10);
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
 /// Under this directory the balancer pins its maps and link.
 const BPFFS: &str = "/sys/fs/bpf";
 /// What the names of our directories there begin with; the process id follows.

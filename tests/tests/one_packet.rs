@@ -19,7 +19,7 @@ use balancer_tests::{
 };
 use balancer_user::api::Status;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(20);
 const ONE_PACKET: &str = "one-packet = true";
 const CLIENT_PORT: u16 = 40_000;
 

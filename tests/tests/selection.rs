@@ -23,7 +23,7 @@ use balancer_tests::{
 use balancer_user::api::{BackendState, BackendStatus, Status};
 use serde::Deserialize;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(20);
 /// What a datagram carries beside its 28 bytes of headers.
 const PAYLOAD: [u8; 100] = [0; 100];
 const FIRST_PORT: u16 = 10_000;
