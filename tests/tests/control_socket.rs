@@ -8,11 +8,12 @@ use std::{
         fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
         net::UnixStream,
     },
+    thread,
     time::Duration,
 };
 
 use balancer_tests::{
-    Balancer, Plan, Topology, config, eventually,
+    Balancer, Plan, Topology, config, eventually, operator,
     responder::{self, Responders, ask, connect},
     status,
 };
@@ -89,4 +90,41 @@ fn clients_that_say_nothing_delay_nobody() {
     assert_eq!(packets(), before + 20);
     status::read_fresh(&balancer).unwrap();
     drop(idle);
+}
+
+/// Who else may is in the group that is configured, and nobody but those.
+#[test]
+fn a_group_may_use_it_too() {
+    const NOBODY: u32 = 65_534;
+    let bench = Plan::backends(1).build().unwrap();
+    let group = nix::unistd::Group::from_name("daemon").unwrap().unwrap().gid.as_raw();
+    let text = config::text("socket-group = \"daemon\"", &[responder::service(&bench)]);
+    let balancer = Balancer::start(&bench.balancer, &text).unwrap();
+    let socket = balancer.place().socket();
+    let metadata = fs::metadata(&socket).unwrap();
+    assert_eq!((metadata.permissions().mode() & 0o7777, metadata.uid(), metadata.gid()), (0o660, 0, group));
+    fs::set_permissions(socket.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    let connect = |group: u32| {
+        thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                // Of this thread alone.
+                // SAFETY: both system calls take numbers only.
+                unsafe {
+                    libc::syscall(libc::SYS_setgroups, 0, 0);
+                    assert_eq!(libc::syscall(libc::SYS_setresgid, group, group, group), 0);
+                    assert_eq!(libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY), 0);
+                }
+                UnixStream::connect(&socket).map(drop).map_err(|error| error.kind())
+            });
+            client.join().unwrap()
+        })
+    };
+    assert_eq!(connect(group), Ok(()));
+    assert_eq!(connect(NOBODY), Err(ErrorKind::PermissionDenied));
+
+    let place = balancer.crash();
+    let text = config::text("socket-group = \"no-such-group\"", &[responder::service(&bench)]);
+    place.write_config(&text).unwrap();
+    let said = operator::refused(&bench.balancer, &place.config()).unwrap();
+    assert!(said.contains("there is no group \"no-such-group\": make it"), "{said}");
 }

@@ -86,7 +86,9 @@ async fn exchange(socket: &Path, method: Method, path: &str, body: Bytes) -> any
             anyhow!("no balancer answers at {shown}: is `balancer run` running, and with this `socket`?")
         }
         ErrorKind::PermissionDenied => {
-            anyhow!("{shown} belongs to the user that `balancer run` runs as: try again as that user")
+            anyhow!(
+                "{shown} belongs to the user that `balancer run` runs as: try again as that user (`socket-group` lets others)"
+            )
         }
         _ => anyhow!(error).context(format!("connect to {shown}")),
     })?;

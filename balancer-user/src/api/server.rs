@@ -50,13 +50,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the socket at `path`. Must be called within a tokio runtime.
+    /// Takes the socket at `path`, which members of `group` may use too. Must be called within a tokio runtime.
     ///
     /// # Errors
     ///
-    /// When another daemon answers there, something else than a socket is there, or the kernel refuses.
-    pub async fn bind(path: &Path) -> anyhow::Result<Server> {
-        let (listener, file) = SocketFile::listen(path).await?;
+    /// When another daemon answers there, something else than a socket is there, there is no such group, or the kernel refuses.
+    pub async fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Server> {
+        let (listener, file) = SocketFile::listen(path, group).await?;
         Ok(Server { listener, file })
     }
 
@@ -192,7 +192,7 @@ mod tests {
         async fn start(limit: Duration) -> Running {
             let directory = directory();
             let socket = directory.path().join("b.sock");
-            let server = Server::bind(&socket).await.expect("bound");
+            let server = Server::bind(&socket, None).await.expect("bound");
             let (publish, published) = watch::channel(publication(Status::default()));
             let (ask, received) = commands(limit);
             tokio::spawn(server.serve(published, ask, std::future::pending()));
@@ -225,7 +225,7 @@ mod tests {
         let (publish, published) = watch::channel(publication(Status::default()));
         let (ask, _commands) = commands(LIMIT);
         let (stop, stopped) = oneshot::channel::<()>();
-        let server = Server::bind(&socket).await.expect("bound");
+        let server = Server::bind(&socket, None).await.expect("bound");
         assert_eq!(mode(&socket), 0o600);
         assert_eq!(mode(socket.parent().expect("a parent")) & 0o022, 0);
         let serving = tokio::spawn(server.serve(published, ask, async { drop(stopped.await) }));
@@ -257,9 +257,9 @@ mod tests {
         let socket = directory.path().join("b.sock");
         drop(StdListener::bind(&socket).expect("bound"));
         assert!(socket.exists(), "std leaves the file behind: a stale socket");
-        let first = Server::bind(&socket).await.expect("nobody answers on it");
+        let first = Server::bind(&socket, None).await.expect("nobody answers on it");
 
-        let error = Server::bind(&socket).await.err().expect("the first one answers").to_string();
+        let error = Server::bind(&socket, None).await.err().expect("the first one answers").to_string();
         assert_eq!(
             error,
             format!(
@@ -272,7 +272,7 @@ mod tests {
         assert!(!socket.exists());
 
         fs::write(&socket, "precious").expect("written");
-        let error = Server::bind(&socket).await.err().expect("a file is there").to_string();
+        let error = Server::bind(&socket, None).await.err().expect("a file is there").to_string();
         assert!(error.contains("is not a socket"), "{error}");
         assert_eq!(fs::read_to_string(&socket).expect("still there"), "precious");
     }
@@ -281,9 +281,9 @@ mod tests {
     async fn does_not_remove_the_socket_of_a_successor() {
         let directory = directory();
         let socket = directory.path().join("b.sock");
-        let server = Server::bind(&socket).await.expect("bound");
+        let server = Server::bind(&socket, None).await.expect("bound");
         fs::rename(&socket, directory.path().join("old")).expect("renamed");
-        let _successor = Server::bind(&socket).await.expect("bound");
+        let _successor = Server::bind(&socket, None).await.expect("bound");
         drop(server);
         assert!(socket.exists());
     }

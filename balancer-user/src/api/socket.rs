@@ -1,10 +1,13 @@
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use nix::sys::stat::{Mode, fchmod};
+use nix::{
+    sys::stat::{Mode, fchmod},
+    unistd::Group,
+};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
 /// Clients that may wait until they are accepted.
@@ -17,9 +20,13 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens on `path`, for the owner alone (mode 0600). Makes its directory when there is none, and
-    /// takes the place of a socket that nobody answers on.
-    pub(super) async fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    /// Listens on `path`, for the owner alone (mode 0600), or also for a group (0660). Makes its directory when there is none,
+    /// and takes the place of a socket that nobody answers on.
+    pub(super) async fn listen(
+        path: &Path,
+        group: Option<&str>,
+    ) -> anyhow::Result<(UnixListener, SocketFile)> {
+        let group = group.map(group_id).transpose()?;
         if let Some(directory) = path.parent() {
             DirBuilder::new()
                 .recursive(true)
@@ -36,7 +43,16 @@ impl SocketFile {
             bound => bound.with_context(context)?,
         };
         let device_and_inode = device_and_inode(path).with_context(context)?;
-        Ok((listener, SocketFile { path: path.to_owned(), device_and_inode }))
+        let file = SocketFile { path: path.to_owned(), device_and_inode };
+        if let Some(group) = group {
+            share(path, group).with_context(|| {
+                format!(
+                    "give {} to the `socket-group` (under systemd: have it in SupplementaryGroups=)",
+                    path.display()
+                )
+            })?;
+        }
+        Ok((listener, file))
     }
 }
 
@@ -60,6 +76,22 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
     socket.bind(path)?;
     socket.listen(BACKLOG)
+}
+
+fn group_id(name: &str) -> anyhow::Result<u32> {
+    let group = Group::from_name(name).with_context(|| format!("look up the `socket-group` \"{name}\""))?;
+    let group = group.with_context(|| {
+        format!(
+            "there is no group \"{name}\": make it (`groupadd {name}`), or configure another `socket-group`"
+        )
+    })?;
+    Ok(group.gid.as_raw())
+}
+
+/// First whose it is, then what they may: it is never open to another group.
+fn share(path: &Path, group: u32) -> io::Result<()> {
+    lchown(path, None, Some(group))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660))
 }
 
 async fn remove_stale(path: &Path) -> anyhow::Result<()> {

@@ -19,7 +19,7 @@ use crate::{
     capabilities,
     cli::RunArgs,
     clock::Monotonic,
-    config::{Config, PassiveHealth},
+    config::{Config, Name, PassiveHealth},
     controller::Controller,
     datapath::{Datapath, Sizes, remove_pinned_maps},
     ephemeral, forwarding,
@@ -69,7 +69,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let _instance = Instance::claim(&daemon)?;
     let netlink = Netlink::open()?;
     let interfaces = Interfaces::examine(&daemon, &netlink.read(&[]).await?)?;
-    let server = Server::bind(&daemon.socket).await?;
+    let server = Server::bind(&daemon.socket, daemon.socket_group.as_ref().map(Name::as_str)).await?;
 
     let pins = daemon.pin_path.as_deref();
     if let (Some(pins), true) = (pins, arguments.fresh) {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use toml::de::DeValue;
 
 use super::fault::Findings;
-use super::name::InterfaceName;
+use super::name::{InterfaceName, Name};
 use super::section::{self, Key, Once, Schema, Section, Value, read_value};
 use super::value::{self, Refused};
 
@@ -21,6 +21,8 @@ pub struct Daemon {
     pub xdp_mode: XdpMode,
     /// Absolute path of the control socket.
     pub socket: PathBuf,
+    /// The group that may use the control socket too; `None`: the daemon's user alone.
+    pub socket_group: Option<Name>,
     /// Absolute path of the directory of the pins; `None`: nothing is pinned.
     pub pin_path: Option<PathBuf>,
     /// Whether there may be IPv6 services; `None`: if there is one at the start.
@@ -58,6 +60,7 @@ pub(super) const DAEMON: Schema = Schema {
         Key::new("interfaces", "interfaces = [\"eth0\"]").needed(),
         Key::new("xdp-mode", "xdp-mode = \"auto\"").of(&["auto", "native", "generic"]),
         Key::new("socket", "socket = \"/run/balancer/balancer.sock\""),
+        Key::new("socket-group", "socket-group = \"adm\""),
         Key::new("pin-path", "pin-path = \"/sys/fs/bpf/balancer\""),
         Key::new("ipv6", "ipv6 = true"),
         Key::new("tick", "tick = \"100ms\""),
@@ -68,7 +71,7 @@ pub(super) const DAEMON: Schema = Schema {
         Key::new("half-open-timeout", "half-open-timeout = \"30s\""),
         Key::new("closing-timeout", "closing-timeout = \"30s\""),
     ],
-    later: &["socket-group"],
+    later: &[],
 };
 
 pub(super) const INTERFACE: Schema = Schema {
@@ -95,6 +98,7 @@ impl Daemon {
             ("`interfaces`", self.interfaces != other.interfaces),
             ("`xdp-mode`", self.xdp_mode != other.xdp_mode),
             ("`socket`", self.socket != other.socket),
+            ("`socket-group`", self.socket_group != other.socket_group),
             ("`pin-path`", self.pin_path != other.pin_path),
             ("`tick`", self.tick != other.tick),
             ("`window`", self.window != other.window),
@@ -113,6 +117,8 @@ impl Daemon {
         let interfaces = read_interfaces(&section, findings);
         let xdp_mode = section.optional("xdp-mode", XdpMode::Auto, value::choice(&modes, &[]), findings);
         let socket = section.optional("socket", DEFAULT_SOCKET.into(), socket_path, findings);
+        let groups = value::text(Name::ALLOWED, str::parse);
+        let socket_group = section.optional("socket-group", None, |value| groups(value).map(Some), findings);
         let pins = section.optional("pin-path", Some(DEFAULT_PIN_PATH.into()), pin_path, findings);
         let ipv6 = section.optional("ipv6", None, |value| value::boolean(value).map(Some), findings);
         let ticks = value::duration(Duration::from_millis(10)..=seconds(10));
@@ -146,6 +152,7 @@ impl Daemon {
             interfaces: interfaces?.into_iter().map(|(name, _)| name).collect(),
             xdp_mode: xdp_mode?,
             socket: socket?,
+            socket_group: socket_group?,
             pin_path: pins?,
             ipv6: ipv6?,
             tick: tick?,

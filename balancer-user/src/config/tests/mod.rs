@@ -39,7 +39,7 @@ fn faults_of(text: &str) -> Vec<String> {
     }
 }
 
-const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, pin-path, ipv6, tick, window, max-flows, max-services, \
+const DAEMON_KEYS: &str = "interfaces, xdp-mode, socket, socket-group, pin-path, ipv6, tick, window, max-flows, max-services, \
                            max-backends, half-open-timeout, closing-timeout";
 
 const METHODS: &str = "\"least-packets\", \"least-bandwidth\", \"least-request\", \"least-response-time\", \
@@ -127,6 +127,7 @@ fn the_example_says_what_it_says() {
         optional,
         xdp_mode,
         socket,
+        socket_group,
         pin_path,
         ipv6,
         tick,
@@ -141,6 +142,7 @@ fn the_example_says_what_it_says() {
     assert_eq!(optional, &[]);
     assert_eq!(*xdp_mode, XdpMode::Auto);
     assert_eq!(socket, Path::new("/run/balancer/balancer.sock"));
+    assert_eq!(*socket_group, None);
     assert_eq!(pin_path.as_deref(), Some(Path::new("/sys/fs/bpf/balancer")));
     assert_eq!(*ipv6, None);
     assert_eq!((*tick, *window), (Duration::from_millis(100), Duration::from_secs(14)));

@@ -182,8 +182,8 @@ fn keys() {
         (3, "  colour = 1", &[&allowed("3:3", "unknown key `colour` in [daemon]", DAEMON_KEYS)]),
         (
             3,
-            "socket-group = \"adm\"",
-            &[&allowed("3:1", "`socket-group` in [daemon] is not supported yet", DAEMON_KEYS)],
+            "socket-group = \"a b\"",
+            &["3:16: `socket-group` is \"a b\"; allowed: 1 to 64 characters of A-Z a-z 0-9 . _ - in quotes"],
         ),
         (3, "[metrics]", &["3:2: unknown key `metrics` in this file; allowed: daemon, service"]),
         (
