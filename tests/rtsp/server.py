@@ -19,7 +19,8 @@ server = GstRtspServer.RTSPServer()
 server.set_address(address)
 server.set_service(port)
 data_ports = GstRtspServer.RTSPAddressPool()
-own = GstRtspServer.RTSP_ADDRESS_POOL_ANY_IPV4
+is_ipv6 = ":" in address
+own = GstRtspServer.RTSP_ADDRESS_POOL_ANY_IPV6 if is_ipv6 else GstRtspServer.RTSP_ADDRESS_POOL_ANY_IPV4
 if not data_ports.add_range(own, own, int(first), int(last), 0):
     sys.exit(f"no data ports {first} to {last}")
 tone = GstRtspServer.RTSPMediaFactory()
