@@ -5,6 +5,8 @@ use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -241,6 +243,41 @@ fn killed_connections_are_reset_and_the_others_go_on() {
     assert_eq!(bed.call("flows kill --backend b2").text, "killed 1 flow\n");
     assert_eq!(bed.call("flows kill --all").text, "killed 6 flows\n");
     assert_eq!((bed.active(), bed.count("")), (vec![0; 6], states(0, 0, 0)));
+}
+
+/// Connections come and go while all of them are killed, again and again: nobody is counted twice, and nothing stays behind.
+#[test]
+fn kills_amid_a_stream_of_connections_leave_nothing_behind() {
+    let bed = Bed::start(2);
+    let stopped = AtomicBool::new(false);
+    let client = || -> u64 {
+        let mut went_well = 0;
+        while !stopped.load(Relaxed) {
+            let stream = bed.bench.client.run(|| Ok(TcpStream::connect_timeout(&VIP_ADDRESS, LIMIT)?));
+            let Ok(mut stream) = stream else { continue };
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            went_well += u64::from((0..3).all(|_| talk(&mut stream).is_ok()));
+        }
+        went_well
+    };
+    let mut killed = 0;
+    let went_well: u64 = thread::scope(|scope| {
+        let clients = [(); 4].map(|()| scope.spawn(client));
+        for _ in 0..20 {
+            killed += bed.read::<Killed>("flows kill --all").killed;
+        }
+        stopped.store(true, Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    });
+    assert!(went_well > 50 && killed > 50, "{went_well} went well, {killed} were killed");
+    let status = status::wait(&bed.balancer, "their end", |status| {
+        status::each(status, |backend| backend.active) == [0; 4] && status.flows.now.established == 0
+    });
+    let drops =
+        status.unwrap().drops.into_iter().filter(|(name, count)| *count > 0 && name != "unknown-flow");
+    assert_eq!(drops.filter(|(name, _)| name != "orphan-reply").collect::<Vec<_>>(), []);
+    let _streams: Vec<TcpStream> = (0..4).map(|_| bed.connect()).collect();
+    assert_eq!(bed.active(), [2, 2, 0, 0]);
 }
 
 /// A killed conversation is scheduled anew, and only that of the client that was meant.
