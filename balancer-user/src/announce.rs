@@ -33,7 +33,7 @@ impl Announcer {
     pub fn open() -> Result<Announcer> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = match socket(AddressFamily::Packet, SockType::Raw, flags, None) {
-            Err(Errno::EPERM) => None,
+            Err(Errno::EPERM | Errno::EAFNOSUPPORT) => None,
             socket => Some(socket.context("open a socket for announcements")?),
         };
         Ok(Announcer { socket, said: BTreeSet::new() })

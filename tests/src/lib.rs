@@ -8,6 +8,7 @@ pub mod capture;
 pub mod config;
 pub mod connection;
 pub mod cpu;
+pub mod detour;
 pub mod echo;
 pub mod harness;
 pub mod netns;

@@ -10,15 +10,13 @@ use std::{
 };
 
 use balancer_tests::{
-    Balancer, Capture, Netns, Plan, Process, Topology,
+    Balancer, Capture, Netns, Plan,
     config::VIP_PORT,
+    detour::Detour,
     echo::Echo,
-    eventually,
     nginx::Nginx,
-    process::balancer_binary,
     status::{self, each},
-    topology::{Family, VIP, VIP6},
-    veth::{self, End},
+    topology::{Family, VIP},
 };
 use balancer_user::api::{FlowList, FlowState};
 use nix::sys::signal::Signal;
@@ -26,66 +24,11 @@ use nix::sys::signal::Signal;
 const LIMIT: Duration = Duration::from_secs(10);
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 
-/// The bench, and a router by which the backends' answers reach the client: over a second device of it, `c1`.
-struct Road {
-    bench: Topology,
-    _router: Netns,
-}
-
-impl Road {
-    fn new(backends: u8) -> Road {
-        let bench = Plan { ipv6: true, ..Plan::backends(backends) }.build().unwrap();
-        let router = Netns::new("router").unwrap();
-        let end = |netns, device| End { netns, device, mac: None };
-        veth::pair(end(&bench.switch, "pr"), end(&router, "r0"), 1500).unwrap();
-        veth::pair(end(&bench.client, "c1"), end(&router, "r1"), 1500).unwrap();
-        bench.switch.ip("link set pr master br0").unwrap();
-        for (netns, devices) in [(&router, &["r0", "r1"][..]), (&bench.client, &["c1"][..])] {
-            for device in devices {
-                netns.set_sysctl(&format!("net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
-            }
-        }
-        router.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
-        router.set_sysctl("net/ipv6/conf/all/forwarding", "1").unwrap();
-        let lines = "address add 10.0.2.254/24 dev r0\naddress add 2001:db8:2::254/64 dev r0 nodad\n\
-                     address add 10.0.3.1/24 dev r1\naddress add 2001:db8:3::1/64 dev r1 nodad\n\
-                     route add 10.0.1.0/24 via 10.0.3.10\nroute add 2001:db8:1::/64 via 2001:db8:3::10\n";
-        let of_client = "address add 10.0.3.10/24 dev c1\naddress add 2001:db8:3::10/64 dev c1 nodad\n";
-        bench.client.ip_batch(of_client).unwrap();
-        router.ip_batch(lines).unwrap();
-        for backend in &bench.backends {
-            // Each has the service's address, and is silent about it.
-            backend.set_sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
-            backend.set_sysctl("net/ipv4/conf/all/arp_announce", "2").unwrap();
-            let lines = format!(
-                "address add {VIP}/32 dev lo\naddress add {VIP6}/128 dev lo nodad\n\
-                 route add 10.0.1.0/24 via 10.0.2.254\nroute add 2001:db8:1::/64 via 2001:db8:2::254\n"
-            );
-            backend.ip_batch(&lines).unwrap();
-        }
-        Road { bench, _router: router }
-    }
-
-    /// `balancer decap` on each backend.
-    fn unwrap(&self, more: &[&str]) -> Vec<Process> {
-        let start = |backend: &Netns| {
-            let mut command = backend.command(balancer_binary().unwrap());
-            let process = Process::spawn(command.args(["decap", "e0"]).args(more)).unwrap();
-            eventually(LIMIT, "the program on the backend", || {
-                process.log().contains("unwrapping on e0 in native mode").then_some(())
-            })
-            .unwrap_or_else(|error| panic!("{error:#}: {}", process.log()));
-            process
-        };
-        self.bench.backends.iter().map(start).collect()
-    }
-
-    fn start(&self, services: &str) -> Balancer {
-        let text = format!("[daemon]\ninterfaces = [\"lc\", \"lk\"]\nwindow = \"5m\"\n{services}");
-        let balancer = Balancer::start(&self.bench.balancer, &text).unwrap();
-        status::wait_until_up(&balancer).unwrap();
-        balancer
-    }
+fn start(detour: &Detour, services: &str) -> Balancer {
+    let text = format!("[daemon]\ninterfaces = [\"lc\", \"lk\"]\nwindow = \"5m\"\n{services}");
+    let balancer = Balancer::start(&detour.bench.balancer, &text).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    balancer
 }
 
 /// What each way of forwarding asks of a backend's address: of which family it is.
@@ -139,14 +82,14 @@ fn curl(netns: &Netns, words: &[&str]) -> String {
 /// full-sized segments of uploads do not fit into tunnels, and their senders are told so.
 #[test]
 fn web_servers_are_reached_by_every_mode() {
-    let road = Road::new(2);
+    let detour = Detour::new(2);
     let ways = ways();
-    let mut decaps = road.unwrap(&["--from", "10.0.2.1", "--from", "2001:db8:2::1"]);
+    let mut decaps = detour.unwrap(&["--from", "10.0.2.1", "--from", "2001:db8:2::1"]);
     let mut services = String::new();
     let mut servers = Vec::new();
     for (way, port) in ways.iter().zip(VIP_PORT..) {
         services += &service(*way, "tcp", port, 2, "");
-        for (number, backend) in (1..).zip(&road.bench.backends) {
+        for (number, backend) in (1..).zip(&detour.bench.backends) {
             let address = SocketAddr::new(way.1.vip(), port);
             servers.push(Nginx::start(backend, address, &format!("b{number}")).unwrap());
         }
@@ -159,9 +102,9 @@ fn web_servers_are_reached_by_every_mode() {
     for server in &servers {
         fs::write(server.file("large"), &bytes).unwrap();
     }
-    let balancer = road.start(&services);
-    let through = Capture::start(&road.bench.balancer, "lk").unwrap();
-    let client = &road.bench.client;
+    let balancer = start(&detour, &services);
+    let through = Capture::start(&detour.bench.balancer, "lk").unwrap();
+    let client = &detour.bench.client;
     for ((way, port), pair) in ways.iter().zip(VIP_PORT..).zip(servers.chunks(2)) {
         let url = |path: &str| format!("http://{}{path}", SocketAddr::new(way.1.vip(), port));
         let mut seen = [0; 2];
@@ -204,24 +147,28 @@ fn web_servers_are_reached_by_every_mode() {
 /// the bytes that the client sent, whatever they were wrapped in.
 #[test]
 fn datagrams_are_counted_as_the_client_sent_them() {
-    let road = Road::new(1);
+    let detour = Detour::new(1);
     let ways = ways();
-    let _decaps = road.unwrap(&["--gue-port", "7000"]);
+    let _decaps = detour.unwrap(&["--gue-port", "7000"]);
     let mut services = String::new();
     let mut servers = Vec::new();
     for (way, port) in ways.iter().zip(VIP_PORT..) {
         let more = if way.0 == "gue" { "gue-port = 7000" } else { "" };
         services += &service(*way, "udp", port, 1, more);
         let address = SocketAddr::new(way.1.vip(), port);
-        servers.push(Echo::udp(road.bench.backend(1).unwrap(), address).unwrap());
+        servers.push(Echo::udp(detour.bench.backend(1).unwrap(), address).unwrap());
     }
-    let balancer = road.start(&services);
+    let balancer = start(&detour, &services);
     // So that fragments fit into every tunnel: those of IPv4 may be split again, but are not.
     let (v4, v6) = ("192.0.2.0/24 via 10.0.1.1", "2001:db8:aa::/64 via 2001:db8:1::1");
-    road.bench.client.ip_batch(&format!("route change {v4} mtu 1400\nroute change {v6} mtu 1400\n")).unwrap();
+    detour
+        .bench
+        .client
+        .ip_batch(&format!("route change {v4} mtu 1400\nroute change {v6} mtu 1400\n"))
+        .unwrap();
     let sizes: [usize; 4] = [1, 700, 1300, 4000];
     for (way, port) in ways.iter().zip(VIP_PORT..) {
-        let socket = road.bench.client.run(|| Ok(UdpSocket::bind((way.1.client(), 40_000))?)).unwrap();
+        let socket = detour.bench.client.run(|| Ok(UdpSocket::bind((way.1.client(), 40_000))?)).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         socket.connect((way.1.vip(), port)).unwrap();
         for size in sizes {
@@ -251,12 +198,12 @@ fn datagrams_are_counted_as_the_client_sent_them() {
 /// The life of a connection of which only the client's half is seen: half open until it goes on twice, closing with its FIN.
 #[test]
 fn a_connection_lives_by_the_clients_half() {
-    let road = Road::new(1);
+    let detour = Detour::new(1);
     let way = ("dsr", Family::Ipv4, Family::Ipv4);
     let server = SocketAddr::new(VIP.into(), VIP_PORT);
-    let _echo = Echo::tcp(road.bench.backend(1).unwrap(), server).unwrap();
-    let balancer = road.start(&service(way, "tcp", VIP_PORT, 1, ""));
-    let connect = || road.bench.client.run(|| Ok(TcpStream::connect_timeout(&server, LIMIT)?)).unwrap();
+    let _echo = Echo::tcp(detour.bench.backend(1).unwrap(), server).unwrap();
+    let balancer = start(&detour, &service(way, "tcp", VIP_PORT, 1, ""));
+    let connect = || detour.bench.client.run(|| Ok(TcpStream::connect_timeout(&server, LIMIT)?)).unwrap();
     let mut stream = connect();
     let flows = || -> Vec<(FlowState, SocketAddr)> {
         let list: FlowList =

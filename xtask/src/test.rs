@@ -14,12 +14,17 @@ use crate::{
 /// What the bench of network namespaces calls.
 const BENCH: [Tool; 1] = [Tool { program: "ip", package: "iproute2" }];
 /// What the end-to-end tests call beside it.
-const TOOLS: [Tool; 5] = [
+const TOOLS: [Tool; 10] = [
     Tool { program: "nft", package: "nftables" },
     Tool { program: "curl", package: "curl" },
     Tool { program: "openssl", package: "openssl" },
     Tool { program: "nginx", package: "nginx-light" },
     Tool { program: "ffmpeg", package: "ffmpeg" },
+    Tool { program: "ping", package: "iputils-ping" },
+    Tool { program: "iperf3", package: "iperf3" },
+    Tool { program: "traceroute", package: "traceroute" },
+    Tool { program: "dig", package: "bind9-dnsutils" },
+    Tool { program: "dnsmasq", package: "dnsmasq-base" },
 ];
 /// What the RTSP server of the end-to-end tests is made of.
 const MEDIA: [&str; 4] =
