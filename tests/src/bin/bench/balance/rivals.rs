@@ -1,13 +1,6 @@
 //! Where another method loads the backends more evenly than this balancer, and why.
 
-use super::{
-    Job,
-    choice::Kind,
-    play::{Scene, Weights},
-    table::Row,
-    verdict::Verdict,
-    workload::Workload,
-};
+use super::{Job, choice::Kind, play::Scene, table::Row, verdict::Verdict, workload::Workload};
 
 /// What is no more than this part better is as good.
 const NOISE: f64 = 0.05;
@@ -41,7 +34,7 @@ fn reason(scene: &Scene, kind: Kind) -> Option<&'static str> {
             "flows are alike and outlive the window, so how many are open says what is to come, exactly, where the balancer \
              knows what a flow brings on average"
         }
-        Workload::One | Workload::Short if scene.weights == Weights::Rising && kind != Kind::Random => {
+        Workload::One | Workload::Short if kind != Kind::Random => {
             "flows are alike and short, so what counts or deals them out is even by itself. What leaves the balancer's \
              window in one tick it makes up for in the next, so that a run comes back once in each window"
         }
