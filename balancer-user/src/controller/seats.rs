@@ -2,7 +2,7 @@
 //! another backend only when no flow is left that could lead to the former.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -294,7 +294,7 @@ impl Controller {
         let seating = self.seat(config, &left)?;
         self.daemon = config.daemon.clone();
         let mut before = std::mem::take(&mut self.services);
-        let seated: Vec<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
+        let seated: HashSet<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
         self.make_room(seating.iter().map(|(id, _)| usize::from(*id) + 1).max().unwrap_or(0));
         for (service, (id, ids)) in config.services.iter().zip(seating) {
             for (position, id_of) in ids.iter().enumerate() {
@@ -317,11 +317,9 @@ impl Controller {
             balance.set_slow_start(service.slow_start);
             self.services.push(LiveService { id, config: service.clone(), balance, ids });
         }
-        for (id, backend) in self.backends.iter_mut().enumerate() {
+        for (id, backend) in (0..).zip(&mut self.backends) {
             let Some(backend) = backend else { continue };
-            if !seated.iter().any(|seated| usize::from(*seated) == id)
-                && !matches!(backend.duty, Duty::Leave { .. })
-            {
+            if !seated.contains(&id) && !matches!(backend.duty, Duty::Leave { .. }) {
                 backend.config = None;
                 // An earlier daemon's may not have been known: its service's is as good.
                 if let Some(service) = self.services.iter().find(|service| service.id == backend.service) {
@@ -358,7 +356,7 @@ impl Controller {
             .map(|service| left.iter().find(|(known, _)| *known == front(service)).map(|(_, id)| *id))
             .collect();
         // A service's number is in use as long as one of its backends is there, also when it has gone itself.
-        let mut taken: Vec<ServiceId> = left.iter().map(|(_, id)| *id).collect();
+        let mut taken: HashSet<ServiceId> = left.iter().map(|(_, id)| *id).collect();
         taken.extend(self.backends.iter().flatten().map(|backend| backend.service));
         let mut free = (0..sizes.services).filter_map(|id| ServiceId::try_from(id).ok());
         for id in services.iter_mut().filter(|id| id.is_none()) {
@@ -373,20 +371,18 @@ impl Controller {
         let mut free = (0..sizes.backends as usize)
             .filter(|id| self.backends.get(*id).is_none_or(Option::is_none))
             .filter_map(|id| BackendId::try_from(id).ok());
+        // Flows of another mode can't be led on in this one.
+        let mut own: HashMap<(ServiceId, SocketAddr, u8), BackendId> = HashMap::new();
+        for (id, seat) in (0..).zip(&self.backends) {
+            let Some(seat) = seat else { continue };
+            own.entry((seat.service, seat.endpoint, seat.forward)).or_insert(id);
+        }
         let mut seating = Seating::new();
         for (service, id) in config.services.iter().zip(services.into_iter().flatten()) {
             let mut ids = Vec::with_capacity(service.backends.len());
             for backend in &service.backends {
-                let own = self.backends.iter().position(|seat| {
-                    seat.as_ref()
-                        // Flows of another mode can't be led on in this one.
-                        .is_some_and(|seat| {
-                            seat.service == id
-                                && seat.endpoint == backend.address.into()
-                                && seat.forward == service.forward.mode.number()
-                        })
-                });
-                let seat = own.and_then(|own| BackendId::try_from(own).ok()).or_else(|| free.next());
+                let key = (id, backend.address.into(), service.forward.mode.number());
+                let seat = own.get(&key).copied().or_else(|| free.next());
                 let Some(seat) = seat else {
                     bail!(
                         "no room for another backend while others drain: wait, or raise `max-backends` ({})",

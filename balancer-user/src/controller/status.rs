@@ -1,9 +1,9 @@
 //! What the controller has to tell.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::Result;
-use balancer_common::{BackendId, Reason};
+use balancer_common::{BackendId, Reason, ServiceId};
 
 use super::{
     Controller,
@@ -25,7 +25,9 @@ impl Controller {
     pub fn status(&mut self, now: Monotonic) -> Result<Status> {
         let drops = self.datapath.read_drops()?;
         let evicted = self.datapath.read_evicted()?;
-        let backends: Vec<_> = self.services.iter().map(|live| self.backends_status(now, live)).collect();
+        let leaving = self.leaving();
+        let backends: Vec<_> =
+            self.services.iter().map(|live| self.backends_status(now, live, &leaving)).collect();
         let mut services = Vec::with_capacity(backends.len());
         for (live, statuses) in self.services.iter().zip(backends) {
             let mut backends = Vec::with_capacity(statuses.len());
@@ -63,14 +65,25 @@ impl Controller {
         })
     }
 
-    /// A service's backends in configured order, then those that have left the configuration and still have flows.
-    fn backends_status(&self, now: Monotonic, live: &LiveService) -> Vec<(BackendId, BackendStatus)> {
+    /// Who has left the configuration and still has flows, by service.
+    fn leaving(&self) -> Vec<(ServiceId, BackendId)> {
+        let seats = (0..).zip(&self.backends).filter_map(|(id, seat)| Some((id, seat.as_ref()?)));
+        let leaving = seats.filter(|(_, seat)| matches!(seat.duty, Duty::Leave { .. }));
+        leaving.map(|(id, seat)| (seat.service, id)).collect()
+    }
+
+    /// A service's backends in configured order, then those of all that are `leaving` which were its own.
+    fn backends_status(
+        &self,
+        now: Monotonic,
+        live: &LiveService,
+        leaving: &[(ServiceId, BackendId)],
+    ) -> Vec<(BackendId, BackendStatus)> {
         let scores = live.balance.scores(now);
-        let configured = live.ids.iter().map(|id| (*id, scores.iter().find(|score| score.id == *id)));
-        let leaving = (0..).zip(&self.backends).filter(|(id, seat)| {
-            !live.ids.contains(id) && seat.as_ref().is_some_and(|seat| seat.service == live.id)
-        });
-        let all = configured.chain(leaving.map(|(id, _)| (id, None)));
+        let scores: HashMap<BackendId, &Score> = scores.iter().map(|score| (score.id, score)).collect();
+        let configured = live.ids.iter().map(|id| (*id, scores.get(id).copied()));
+        let leaving = leaving.iter().filter(|(service, _)| *service == live.id);
+        let all = configured.chain(leaving.map(|(_, id)| (*id, None)));
         all.filter_map(|(id, score)| Some((id, self.backend_status(now, id, score)?))).collect()
     }
 
