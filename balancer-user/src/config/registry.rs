@@ -117,27 +117,26 @@ impl Registry {
         }
     }
 
-    /// Reports the backends of one-packet services whose answers could be those of another service.
+    /// Reports the backends of UDP services whose answers could be taken for those of another service, or for media.
     fn judge_endpoints(&self, findings: &mut Findings<'_>) {
-        const ALLOWED: &str = "allowed: once, since with `one-packet` nothing else tells whose an answer is";
+        const ONCE: &str = "allowed: once, since with `one-packet` nothing else tells whose an answer is";
         for (endpoint, uses) in &self.endpoints {
-            if !uses.iter().any(|(_, is_one_packet)| *is_one_packet) {
-                continue;
-            }
             let what = format!("backend address {endpoint} over udp stands");
+            let is_one_packet = uses.iter().any(|(_, is_one_packet)| *is_one_packet);
             // In the order of the file.
-            if let [(first, _), others @ ..] = &uses[..] {
+            if let ([(first, _), others @ ..], true) = (&uses[..], is_one_packet) {
                 for (place, _) in others {
                     let line = findings.line_of(*first);
-                    findings.add(*place, format!("{what} on line {line} already; {ALLOWED}"));
+                    findings.add(*place, format!("{what} on line {line} already; {ONCE}"));
                 }
             }
             if let Some(ports) = self.data_sources.place_of(&(endpoint.ip(), endpoint.port())) {
                 let line = findings.line_of(ports);
                 for (place, _) in uses {
+                    let allowed = "allowed: a port that no media come from";
                     findings.add(
                         *place,
-                        format!("{what} among the data ports on line {line} already; {ALLOWED}"),
+                        format!("{what} among the data ports on line {line} already; {allowed}"),
                     );
                 }
             }

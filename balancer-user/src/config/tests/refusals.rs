@@ -601,23 +601,23 @@ fn a_backend_of_a_one_packet_service_is_of_no_other() {
     let first = service("1", "udp", "one-packet = true", &["10.0.0.11:53", "10.0.0.12:53"]);
     let stands = "f:23:11: backend address 10.0.0.12:53 over udp stands on line 14 already; \
                   allowed: once, since with `one-packet` nothing else tells whose an answer is";
+    let media = "f:14:11: backend address 10.0.0.12:53 over udp stands among the data ports on line 20 already; \
+                 allowed: a port that no media come from";
     for (second, expected) in [
         (service("22", "udp", "one-packet = true", &["10.0.0.13:53"]), None),
         (service("22", "udp", "", &["10.0.0.12:54"]), None),
         (service("22", "tcp", "", &["10.0.0.12:53"]), None),
         (service("22", "udp", "", &["10.0.0.12:53"]), Some(stands)),
         (service("22", "udp", "one-packet = true", &["10.0.0.12:53"]), Some(stands)),
-        (
-            service("22", "tcp", "rtsp-nat = { data-ports = \"50-59\" }", &["10.0.0.12:554"]),
-            Some(
-                "f:14:11: backend address 10.0.0.12:53 over udp stands among the data ports on line 20 already; \
-                 allowed: once, since with `one-packet` nothing else tells whose an answer is",
-            ),
-        ),
+        (service("22", "tcp", "rtsp-nat = { data-ports = \"50-59\" }", &["10.0.0.12:554"]), Some(media)),
     ] {
         let text = format!("{daemon}{first}{second}");
         assert_eq!(faults_of(&text), Vec::from_iter(expected.map(str::to_owned)), "{text}");
     }
+    // With flows as well.
+    let flows = service("1", "udp", "", &["10.0.0.11:53", "10.0.0.12:53"]);
+    let rtsp = service("22", "tcp", "rtsp-nat = { data-ports = \"50-59\" }", &["10.0.0.12:554"]);
+    assert_eq!(faults_of(&format!("{daemon}{flows}{rtsp}")), [media]);
     // Two services with flows share what they like.
     let plain = |name| service(name, "udp", "", &["10.0.0.12:53"]);
     assert_eq!(faults_of(&format!("{daemon}{}{}", plain("1"), plain("22"))), [""; 0]);
