@@ -103,7 +103,7 @@ impl Controller {
             selected: now,
             interfaces: Vec::new(),
             searches: Searches::default(),
-            generations: Generations::new(file, text),
+            generations: Generations::new(file, text, config.clone()),
         };
         let left = controller.take_over(now)?;
         controller.apply_after(now, &config, left)?;

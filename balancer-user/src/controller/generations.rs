@@ -17,12 +17,14 @@ const RUNNING: &str = "the running configuration";
 pub(super) struct Generations {
     file: PathBuf,
     history: History,
+    /// That of the current generation, as it was read.
+    config: Config,
 }
 
 impl Generations {
-    pub(super) fn new(file: PathBuf, text: String) -> Generations {
+    pub(super) fn new(file: PathBuf, text: String, config: Config) -> Generations {
         let what = format!("start with {}", file.display());
-        Generations { file, history: History::new(what, text) }
+        Generations { file, history: History::new(what, text), config }
     }
 }
 
@@ -53,10 +55,10 @@ impl Controller {
         config: &Config,
     ) -> Result<Vec<Difference>, Refusal> {
         self.check_fixed(config)?;
-        let before = Config::parse(RUNNING, &self.generations.history.current().text);
-        let differences = before.map_or_else(|_| Vec::new(), |before| before.differences(config));
+        let differences = self.generations.config.differences(config);
         let is_same_daemon = self.daemon == config.daemon;
         self.apply(now, config).map_err(|error| Refusal::Failed(format!("{error:#}")))?;
+        self.generations.config = config.clone();
         if differences.is_empty() && is_same_daemon {
             self.generations.history.rewrite(text);
         } else {
@@ -115,9 +117,7 @@ impl Controller {
         let config = Config::parse(RUNNING, &text).map_err(|faults| Refusal::Wrong(faults.to_string()))?;
         if dry_run {
             self.check_fixed(&config)?;
-            let before =
-                Config::parse(RUNNING, before).map_err(|faults| Refusal::Wrong(faults.to_string()))?;
-            let differences = before.differences(&config);
+            let differences = self.generations.config.differences(&config);
             return Ok(Changed { generation: self.generation(), differences, saved: None });
         }
         let differences = self.take(self.selected, said(edit), text, &config)?;
