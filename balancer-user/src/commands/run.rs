@@ -247,7 +247,13 @@ async fn steer(
         }
         if generation != controller.generation() {
             generation = controller.generation();
-            addresses.send_replace(controller.backend_addresses());
+            let wanted = controller.backend_addresses();
+            // Thousands of routes are not asked for again because of a weight.
+            addresses.send_if_modified(|known| {
+                let is_changed = *known != wanted;
+                *known = wanted;
+                is_changed
+            });
             prober.check(controller.targets());
             announce(&mut announcer, controller, &network.borrow());
             if controller.asks_for_ways() {
