@@ -68,7 +68,7 @@ impl Packet for Frame<'_> {
     #[inline(always)]
     fn has(&self, length: usize) -> bool {
         let (start, end) = self.bounds();
-        if start + length <= end {
+        if start + bounded(length) <= end {
             return true;
         }
         // More than the first buffer: only then is it worth a call (kernel 5.18).
@@ -76,4 +76,25 @@ impl Packet for Frame<'_> {
         let whole = unsafe { bpf_xdp_get_buff_len(self.0.as_ptr().cast()) };
         length as u64 <= whole
     }
+}
+
+/// A length, of which no packet's is longer than `MOST`. Before Linux 6.6 the verifier forgets the bounds of a number whose bytes
+/// were swapped, and LLVM, which does not, would take a plain mask away.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn bounded(mut length: usize) -> usize {
+    // SAFETY: it changes a register alone.
+    unsafe {
+        core::arch::asm!("{0} &= {1}", inout(reg) length, const MOST, options(nomem, nostack, preserves_flags));
+    }
+    length
+}
+
+/// More than 64 KiB, and tags.
+#[cfg(target_arch = "bpf")]
+const MOST: u32 = (1 << 17) - 1;
+
+#[cfg(not(target_arch = "bpf"))]
+fn bounded(length: usize) -> usize {
+    length
 }
