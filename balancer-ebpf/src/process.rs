@@ -1,8 +1,8 @@
 //! The way of one packet through the balancer: forwarded at once if its flow is known, else after one was opened for it.
 
 use balancer_common::{
-    BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceId, ServiceKey, TCP, Traffic, UDP,
-    age_bucket, answer as answers, endpoint, family, flags, forward, option, role,
+    BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, Traffic, UDP, age_bucket,
+    answer as answers, endpoint, family, flags, forward, option, role,
 };
 
 use crate::{
@@ -348,7 +348,6 @@ pub fn carry<P: Packet, E: Environment>(
         if found.control.flags() & flags::REPLY == 0 { Direction::Request } else { Direction::Reply };
     let translation = Translation::of(environment, found);
     let (backend, via, toward_client) = (entry.backend, entry.via, entry.neighbour);
-    let (service, opened, lot) = (entry.service, entry.opened, entry.exchange as u16);
     if !table::is_unchanged(found) {
         // Another CPU gave the entry to another flow while it was read: the sender's next try finds its own.
         return Err(Step::Refused(Reason::FlowChanged));
@@ -371,7 +370,8 @@ pub fn carry<P: Packet, E: Environment>(
     // What the next steps look at stays: flags and numbers of TCP.
     rewrite(parsed, &translation, hops(hop.forward), neighbour, hop.source);
     let step = match hop.forward {
-        forward::IPIP | forward::GUE => Step::Wrap(backend, lot),
+        // Read late: another flow's number does no harm.
+        forward::IPIP | forward::GUE => Step::Wrap(backend, entry.exchange as u16),
         _ => leave(environment, hop),
     };
     if entry.stamp != now {
@@ -385,7 +385,7 @@ pub fn carry<P: Packet, E: Environment>(
     }
     count(environment, backend, direction, parsed.length);
     if found.control.flags() & flags::GROWN == 0 {
-        profile(environment, found, service, (now as u16).wrapping_sub(opened), parsed.length);
+        profile(environment, found, now, parsed.length);
     }
     Ok(step)
 }
@@ -547,7 +547,9 @@ pub fn count<E: Environment>(environment: &E, backend: BackendId, direction: Dir
 
 /// Counts a packet by the age of its flow, as long as that is young.
 #[inline(always)]
-fn profile<E: Environment>(environment: &E, found: &Found, service: ServiceId, age: u16, bytes: u32) {
+fn profile<E: Environment>(environment: &E, found: &Found, now: u32, bytes: u32) {
+    let entry = found.entry.flow();
+    let age = (now as u16).wrapping_sub(entry.opened);
     // The clock of the CPU that opened the flow may be ahead by a little.
     let age = if age > u16::MAX - 16 { 0 } else { u32::from(age) };
     if age > environment.profiled_age() {
@@ -555,7 +557,7 @@ fn profile<E: Environment>(environment: &E, found: &Found, service: ServiceId, a
         return;
     }
     let Some(bucket) = age_bucket(age) else { return };
-    let Some(profile) = environment.profile(service) else { return };
+    let Some(profile) = environment.profile(entry.service) else { return };
     // SAFETY: profiles are valid, aligned, and this CPU's own.
     if let Some(traffic) = unsafe { (*profile).ages.get_mut(bucket) } {
         add(traffic, bytes);

@@ -455,5 +455,5 @@ fn an_impossible_source_opens_no_flow() {
 #[test]
 fn the_verifier_has_little_to_follow() {
     let followed = Program::new(1).unwrap().datapath.verified_instructions().unwrap();
-    assert!(followed < 500_000, "{followed} instructions");
+    assert!(followed < 600_000, "{followed} instructions");
 }

@@ -331,7 +331,10 @@ fn impossible_flags_are_told() {
 #[test]
 fn what_is_not_ip_to_one_host_is_foreign() {
     let frame = syn().bytes();
-    for kind in [[0x08, 0x06], [0x81, 0x00], [0x88, 0xa8], [0x00, 0x2e]] {
+    // Who asks for a neighbour is heard.
+    let arp = [&frame[..12], &[0x08, 0x06], &frame[14..]].concat();
+    assert!(matches!(parse(&Buffer::new(&arp), &Bed::new(1).kernel), Err(Unparsed::Neighbour)));
+    for kind in [[0x81, 0x00], [0x88, 0xa8], [0x00, 0x2e]] {
         let input = [&frame[..12], &kind, &frame[14..]].concat();
         assert!(
             matches!(parse(&Buffer::new(&input), &Bed::new(1).kernel), Err(Unparsed::Foreign)),

@@ -85,7 +85,6 @@ pub(super) const BACKEND: Schema = Schema {
         Key::new("max-active", "max-active = 1000"),
         Key::new("health", "health = false"),
     ],
-    later: &[],
 };
 
 /// What the backends of one service must not share.

@@ -71,13 +71,11 @@ pub(super) const DAEMON: Schema = Schema {
         Key::new("half-open-timeout", "half-open-timeout = \"30s\""),
         Key::new("closing-timeout", "closing-timeout = \"30s\""),
     ],
-    later: &[],
 };
 
 pub(super) const INTERFACE: Schema = Schema {
     title: "an interface",
     keys: &[Key::new("name", "name = \"eth0\"").needed(), Key::new("optional", "optional = false")],
-    later: &[],
 };
 
 /// Where the control socket is unless the configuration says otherwise.
@@ -115,7 +113,7 @@ impl Daemon {
         let seconds = Duration::from_secs;
         let modes = [("auto", XdpMode::Auto), ("native", XdpMode::Native), ("generic", XdpMode::Generic)];
         let interfaces = read_interfaces(&section, findings);
-        let xdp_mode = section.optional("xdp-mode", XdpMode::Auto, value::choice(&modes, &[]), findings);
+        let xdp_mode = section.optional("xdp-mode", XdpMode::Auto, value::choice(&modes), findings);
         let socket = section.optional("socket", DEFAULT_SOCKET.into(), socket_path, findings);
         let groups = value::text(Name::ALLOWED, str::parse);
         let socket_group = section.optional("socket-group", None, |value| groups(value).map(Some), findings);

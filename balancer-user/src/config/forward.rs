@@ -87,7 +87,7 @@ impl Forward {
     /// Of a service.
     pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Forward> {
         let modes = Forward::ALL.map(|mode| (mode.name(), mode));
-        section.optional("forward", Forward::Nat, value::choice(&modes, &[]), findings)
+        section.optional("forward", Forward::Nat, value::choice(&modes), findings)
     }
 }
 
@@ -154,7 +154,7 @@ impl Forwarding {
         findings: &mut Findings<'_>,
     ) -> Option<Forwarding> {
         let snats = [("auto", Snat::Auto), ("always", Snat::Always), ("never", Snat::Never)];
-        let snat = section.optional("snat", Snat::Auto, value::choice(&snats, &[]), findings);
+        let snat = section.optional("snat", Snat::Auto, value::choice(&snats), findings);
         let snat_addresses = match section.get("snat-addresses") {
             Some(_) => read_addresses(section, address, findings),
             None => Some(Vec::new()),

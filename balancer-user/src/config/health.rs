@@ -182,16 +182,15 @@ const REQUEST: &[Key] = &[KIND, PORT, PATH, HOST, EXPECT, INTERVAL, TIMEOUT, RIS
 
 /// Each kind has keys of its own: what means nothing to it is unknown there.
 const fn schema(kind: Kind) -> &'static Schema {
-    const TCP: Schema = Schema { title: "health of kind \"tcp\"", keys: EXCHANGE, later: &[] };
-    const UDP: Schema = Schema { title: "health of kind \"udp\"", keys: EXCHANGE, later: &[] };
-    const HTTP: Schema = Schema { title: "health of kind \"http\"", keys: REQUEST, later: &[] };
-    const HTTPS: Schema = Schema { title: "health of kind \"https\"", keys: REQUEST, later: &[] };
+    const TCP: Schema = Schema { title: "health of kind \"tcp\"", keys: EXCHANGE };
+    const UDP: Schema = Schema { title: "health of kind \"udp\"", keys: EXCHANGE };
+    const HTTP: Schema = Schema { title: "health of kind \"http\"", keys: REQUEST };
+    const HTTPS: Schema = Schema { title: "health of kind \"https\"", keys: REQUEST };
     const PING: Schema =
-        Schema { title: "health of kind \"ping\"", keys: &[KIND, INTERVAL, TIMEOUT, RISE, FALL], later: &[] };
+        Schema { title: "health of kind \"ping\"", keys: &[KIND, INTERVAL, TIMEOUT, RISE, FALL] };
     const EXEC: Schema = Schema {
         title: "health of kind \"exec\"",
         keys: &[KIND, PORT, COMMAND, INTERVAL, TIMEOUT, RISE, FALL],
-        later: &[],
     };
     match kind {
         Kind::Tcp => &TCP,
@@ -212,7 +211,6 @@ pub(super) fn schemas() -> [(&'static str, &'static Schema); 6] {
 const ANY: Schema = Schema {
     title: "health",
     keys: &[KIND, PORT, SEND, RECEIVE, PATH, HOST, EXPECT, COMMAND, INTERVAL, TIMEOUT, RISE, FALL],
-    later: &[],
 };
 
 pub(super) const PASSIVE_HEALTH: Schema = Schema {
@@ -222,7 +220,6 @@ pub(super) const PASSIVE_HEALTH: Schema = Schema {
         Key::new("timeout", "timeout = \"3s\""),
         Key::new("rest", "rest = \"30s\""),
     ],
-    later: &[],
 };
 
 impl PassiveHealth {
@@ -253,9 +250,9 @@ impl Health {
     /// `None` only where a fault was found.
     pub(super) fn read(value: &Value<'_>, findings: &mut Findings<'_>) -> Option<Health> {
         let named = value.get_ref().as_table().and_then(|table| table.get("kind"));
-        let kind = named.and_then(|kind| value::choice(&KINDS, &[])(kind.get_ref()).ok());
+        let kind = named.and_then(|kind| value::choice(&KINDS)(kind.get_ref()).ok());
         let section = Section::open(kind.map_or(&ANY, schema), value, findings)?;
-        let kind = section.required("kind", value::choice(&KINDS, &[]), findings);
+        let kind = section.required("kind", value::choice(&KINDS), findings);
 
         let port = value::integer(1..=u32::from(u16::MAX));
         let port = section.optional("port", None, |value| port(value).map(Some), findings);

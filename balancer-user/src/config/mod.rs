@@ -48,7 +48,6 @@ use section::{Key, Schema, Section};
 const FILE: Schema = Schema {
     title: "this file",
     keys: &[Key::new("daemon", "[daemon]").needed(), Key::new("service", "[[service]]")],
-    later: &[],
 };
 
 /// A whole configuration.

@@ -44,8 +44,6 @@ pub(super) struct Schema {
     /// How the faults call the section.
     pub(super) title: &'static str,
     pub(super) keys: &'static [Key],
-    /// Keys of features that are not built yet.
-    pub(super) later: &'static [&'static str],
 }
 
 impl Schema {
@@ -88,7 +86,7 @@ impl<'t> Section<'t> {
     }
 
     fn refuse_unknown_keys(self, findings: &mut Findings<'_>) -> Section<'t> {
-        let Schema { title, keys, later } = *self.schema;
+        let Schema { title, keys } = *self.schema;
         for key in self.table.keys() {
             let name: &str = key.get_ref();
             if keys.iter().any(|known| known.name == name) {
@@ -96,13 +94,9 @@ impl<'t> Section<'t> {
             }
             let shown = shorten(name);
             let allowed = self.schema.allowed();
-            let message = if later.contains(&name) {
-                format!("`{shown}` in {title} is not supported yet; allowed: {allowed}")
-            } else {
-                let hint = closest(name, keys.iter().map(|key| key.name))
-                    .map_or(String::new(), |near| format!(", did you mean `{near}`?"));
-                format!("unknown key `{shown}` in {title}{hint}; allowed: {allowed}")
-            };
+            let hint = closest(name, keys.iter().map(|key| key.name))
+                .map_or(String::new(), |near| format!(", did you mean `{near}`?"));
+            let message = format!("unknown key `{shown}` in {title}{hint}; allowed: {allowed}");
             findings.add(key.span().start, message);
         }
         self

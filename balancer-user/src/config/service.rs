@@ -200,19 +200,14 @@ pub(super) const SERVICE: Schema = Schema {
         Key::new("unknown-flow", "unknown-flow = \"reset\"").of(&["reset", "drop"]),
         Key::new("backend", "[[service.backend]]"),
     ],
-    later: &[],
 };
 
 pub(super) const PERSISTENCE: Schema = Schema {
     title: "persistence",
     keys: &[Key::new("mask", "mask = 32"), Key::new("timeout", "timeout = \"2m\"")],
-    later: &[],
 };
-pub(super) const RTSP_NAT: Schema = Schema {
-    title: "rtsp-nat",
-    keys: &[Key::new("data-ports", "data-ports = \"6970-6999\"").needed()],
-    later: &[],
-};
+pub(super) const RTSP_NAT: Schema =
+    Schema { title: "rtsp-nat", keys: &[Key::new("data-ports", "data-ports = \"6970-6999\"").needed()] };
 
 /// How long flows may stay on a backend that takes no more, unless the service says otherwise.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -229,12 +224,12 @@ impl Service {
         let address: Option<Endpoint> =
             section.required("address", value::text(Endpoint::ALLOWED, str::parse), findings);
         let protocols = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol.name(), protocol));
-        let protocol = section.required("protocol", value::choice(&protocols, &[]), findings);
+        let protocol = section.required("protocol", value::choice(&protocols), findings);
         let methods = Method::ALL.map(|method| (method.name(), method));
-        let method = section.required("method", value::choice(&methods, &[]), findings);
+        let method = section.required("method", value::choice(&methods), findings);
         let requests = read_requests(&section, method, findings);
         let advertise = [("none", false), ("arp", true)];
-        let advertise = section.optional("advertise", false, value::choice(&advertise, &[]), findings);
+        let advertise = section.optional("advertise", false, value::choice(&advertise), findings);
         let mode = Forward::read(&section, findings);
         let forward = Forwarding::read(&section, mode, address, findings);
         let snat = forward.as_ref().map(|forward| forward.snat);
@@ -268,13 +263,9 @@ impl Service {
         };
         let refusal = |answer: &'static str| [(answer, Refusal::Answer), ("drop", Refusal::Drop)];
         let no_backend =
-            section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject"), &[]), findings);
-        let unknown_flow = section.optional(
-            "unknown-flow",
-            Refusal::Answer,
-            value::choice(&refusal("reset"), &[]),
-            findings,
-        );
+            section.optional("no-backend", Refusal::Answer, value::choice(&refusal("reject")), findings);
+        let unknown_flow =
+            section.optional("unknown-flow", Refusal::Answer, value::choice(&refusal("reset")), findings);
 
         registry.note_service(&section, name.as_ref(), address, protocol, findings);
         let items = match section.get("backend") {
@@ -327,7 +318,7 @@ fn read_requests(
     findings: &mut Findings<'_>,
 ) -> Option<Requests> {
     let choices = [("flow", Requests::Flow), ("exchange", Requests::Exchange)];
-    let requests = section.optional("requests", Requests::Flow, value::choice(&choices, &[]), findings);
+    let requests = section.optional("requests", Requests::Flow, value::choice(&choices), findings);
     if let (Some(value), Some(method)) = (section.get("requests"), method)
         && !method.counts_requests()
     {

@@ -94,19 +94,15 @@ pub(super) fn duration(
     }
 }
 
-/// A reader of one of the words `now`; those of `later` are said to be not supported yet.
-pub(super) fn choice<T: Copy>(
-    now: &[(&str, T)],
-    later: &[&str],
-) -> impl FnOnce(&DeValue<'_>) -> Result<T, Refused> {
+/// A reader of one of these words.
+pub(super) fn choice<T: Copy>(words: &[(&str, T)]) -> impl FnOnce(&DeValue<'_>) -> Result<T, Refused> {
     move |value| {
         let word = value.as_str();
-        if let Some((_, choice)) = now.iter().find(|(name, _)| Some(*name) == word) {
+        if let Some((_, choice)) = words.iter().find(|(name, _)| Some(*name) == word) {
             return Ok(*choice);
         }
-        let allowed: Vec<_> = now.iter().map(|(name, _)| format!("\"{name}\"")).collect();
-        let why = word.filter(|word| later.contains(word)).map(|_| "which is not supported yet".to_owned());
-        Err(Refused { why, allowed: allowed.join(", ") })
+        let allowed: Vec<_> = words.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+        Err(Refused::needs(allowed.join(", ")))
     }
 }
 
