@@ -146,6 +146,11 @@ pub trait Environment: FlowMemory + Sized {
     fn open(&self) -> Step {
         process::open(self)
     }
+    /// [`icmp::pass_one_way`].
+    #[inline(always)]
+    fn pass_one_way<P: Packet>(&self, packet: &P, backend: BackendId, lot: u16) -> Step {
+        icmp::pass_one_way(packet, self, backend, lot)
+    }
     /// [`neighbour::tell`].
     #[inline(always)]
     fn tell_neighbour<P: Packet>(&self, packet: &P) -> Step {

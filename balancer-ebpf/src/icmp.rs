@@ -268,7 +268,7 @@ fn pass_on<P: Packet, E: Environment>(
         });
     }
     if hop.forward != forward::NAT {
-        return pass_one_way(packet, environment, message, (backend, lot));
+        return Some(environment.pass_one_way(packet, backend, lot));
     }
     let within = rewrite_quote(packet, message, quote, ports)?;
     rewrite_message(packet, message, within)?;
@@ -279,20 +279,25 @@ fn pass_on<P: Packet, E: Environment>(
 
 /// Sends an error about what a backend sent past the balancer on to it, as its requests go: as it is.
 #[inline(always)]
-fn pass_one_way<P: Packet, E: Environment>(
+pub fn pass_one_way<P: Packet, E: Environment>(
     packet: &P,
     environment: &E,
-    message: &Message<'_>,
-    (backend, lot): (BackendId, u16),
-) -> Option<Step> {
-    let hop = environment.next_hop(hop_index(Direction::OneWay, backend, 0))?;
-    write(packet, 0, hop.neighbour)?;
-    write(packet, 6, hop.source)?;
-    if hop.forward == forward::DSR {
-        return Some(leave(environment, hop));
+    backend: BackendId,
+    lot: u16,
+) -> Step {
+    let Some(hop) = environment.next_hop(hop_index(Direction::OneWay, backend, 0)) else {
+        return Step::Refused(Reason::NoEgress);
+    };
+    if write(packet, 0, hop.neighbour).is_none() || write(packet, 6, hop.source).is_none() {
+        return Step::Refused(Reason::Malformed);
     }
-    lower_ttl(packet, message, Delta::default())?;
-    Some(Step::Wrap(backend, lot))
+    if hop.forward == forward::DSR {
+        return leave(environment, hop);
+    }
+    match network(packet) {
+        Some(network) if lower_ttl(packet, network, Delta::default()).is_some() => Step::Wrap(backend, lot),
+        _ => Step::Refused(Reason::Malformed),
+    }
 }
 
 /// Gives a quoted packet these ends; what that adds to the sum around it.
@@ -343,19 +348,19 @@ fn rewrite_message<P: Packet>(packet: &P, message: &Message<'_>, within: Delta) 
     let delta = if family == family::IPV4 { within } else { within.and(addresses) };
     write(packet, message.icmp + CHECKSUM, update(sum, delta.fold()))?;
     put_addresses(packet, message.network, &message.ends.new)?;
-    lower_ttl(packet, message, addresses)
+    lower_ttl(packet, message.network, addresses)
 }
 
 /// TTL − 1, and the header's sum after that and these changes.
 #[inline(always)]
-fn lower_ttl<P: Packet>(packet: &P, message: &Message<'_>, changes: Delta) -> Option<()> {
-    let Network { l3, family } = message.network;
+fn lower_ttl<P: Packet>(packet: &P, Network { l3, family }: Network, changes: Delta) -> Option<()> {
     if family == family::IPV4 {
         let [ttl, protocol, c0, c1]: [u8; 4] = read(packet, l3 + IPV4_TTL)?;
         let [c0, c1] = update([c0, c1], changes.and(Delta::TTL).fold());
         return write(packet, l3 + IPV4_TTL, [ttl - 1, protocol, c0, c1]);
     }
-    write(packet, l3 + IPV6_HOP_LIMIT, [message.ttl - 1])
+    let [ttl]: [u8; 1] = read(packet, l3 + IPV6_HOP_LIMIT)?;
+    write(packet, l3 + IPV6_HOP_LIMIT, [ttl - 1])
 }
 
 #[inline(always)]

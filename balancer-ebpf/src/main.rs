@@ -371,6 +371,11 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn pass_one_way<P: Packet>(&self, _packet: &P, backend: BackendId, lot: u16) -> Step {
+        Step::from_number(packet_pass_one_way(self.0.ctx, u32::from(backend), u32::from(lot)))
+    }
+
+    #[inline(always)]
     fn tell_neighbour<P: Packet>(&self, _packet: &P) -> Step {
         Step::from_number(packet_tell_neighbour(self.0.ctx))
     }
@@ -523,6 +528,13 @@ extern "C" fn packet_refuse(context: *mut xdp_md, reason: u32) -> u32 {
         debug!(context, "refused a packet from interface {}: {}", context.ingress_ifindex(), reason.name());
     }
     0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_pass_one_way(context: *mut xdp_md, backend: u32, lot: u32) -> u64 {
+    let context = XdpContext::new(context);
+    icmp::pass_one_way(&Frame(&context), &Kernel(&context), backend as BackendId, lot as u16).to_number()
 }
 
 #[unsafe(no_mangle)]
