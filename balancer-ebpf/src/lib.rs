@@ -9,7 +9,7 @@
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "host"))]
 extern crate std;
 
 mod answer;
@@ -21,6 +21,8 @@ pub mod exchange;
 pub mod fragment;
 #[cfg(feature = "program")]
 pub mod frame;
+#[cfg(any(test, feature = "host"))]
+pub mod host;
 pub mod icmp;
 mod media;
 pub mod neighbour;

@@ -10,7 +10,7 @@ use super::{
     bed::Bed,
     buffer::Buffer,
     cases,
-    frame::{Endpoint, FAMILY, Frame, L4, address, l4_checksum_at, sum_anew, translated},
+    frame::{ACK, Endpoint, FAMILY, Frame, L4, SYN, address, l4_checksum_at, sum_anew, translated},
 };
 use crate::{
     checksum::{Delta, update},
@@ -201,4 +201,44 @@ fn an_ip_header_sum_may_become_zero() {
     assert_eq!(input[24..26], [0x49, 0x00]);
     let output = rewritten(&input, &entry(&frame, source, ([10, 0, 2, 11], 8080)));
     assert_eq!(output[24..26], [0, 0]);
+}
+
+/// Another implementation agrees that the frames built here are right.
+#[test]
+fn etherparse_takes_the_frames_for_valid() {
+    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+
+    let (source, destination) = (([10, 0, 1, 10], 40_000), ([192, 0, 2, 10], 80));
+    let tcp = Frame {
+        options: vec![1; 40],
+        l4: L4::Tcp { flags: SYN, options: vec![1; 40] },
+        payload: vec![7; 33],
+        ..Frame::tcp(source, destination, SYN)
+    };
+    for frame in [tcp, Frame::tcp(source, destination, ACK), Frame::udp(source, destination, &[1, 2, 3])] {
+        let bytes = frame.bytes();
+        let packet = SlicedPacket::from_ethernet(&bytes).unwrap();
+        let Some(NetSlice::Ipv4(ip)) = packet.net else { panic!("no IPv4 in {frame:?}") };
+        let header = ip.header().to_header();
+        assert_eq!(header.header_checksum, header.calc_header_checksum());
+        assert_eq!((header.source, header.destination), (source.0, destination.0));
+        match packet.transport {
+            Some(TransportSlice::Tcp(tcp)) => {
+                let sum = tcp.calc_checksum_ipv4(source.0, destination.0).unwrap();
+                assert_eq!(
+                    (tcp.checksum(), tcp.source_port(), tcp.payload()),
+                    (sum, 40_000, &frame.payload[..])
+                );
+            }
+            Some(TransportSlice::Udp(udp)) => {
+                let sum =
+                    udp.to_header().calc_checksum_ipv4_raw(source.0, destination.0, udp.payload()).unwrap();
+                assert_eq!(
+                    (udp.checksum(), udp.source_port(), udp.payload()),
+                    (sum, 40_000, &frame.payload[..])
+                );
+            }
+            other => panic!("{other:?} in {frame:?}"),
+        }
+    }
 }

@@ -6,7 +6,7 @@ use balancer_common::{ICMPV6, Reason, UDP, endpoint, family, role};
 
 use super::{
     bed::{Bed, CLIENT, SYN_ACK, VIP, datagram, to_client, to_vip},
-    frame::{ACK, Endpoint, FAMILY, Frame, address, both, checksum, from_client, hex, ip_header},
+    frame::{ACK, Endpoint, FAMILY, Frame, address, checksum, from_client, hex, ip_header},
 };
 use crate::Verdict;
 

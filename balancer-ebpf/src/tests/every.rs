@@ -6,7 +6,7 @@ use balancer_common::{Reason, family, role};
 
 use super::{
     bed::{Bed, CLIENT, SYN_ACK, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, FAMILY, Frame, L4, SYN, address, both, l3_at},
+    frame::{ACK, FAMILY, Frame, L4, SYN, address, l3_at},
 };
 use crate::Verdict;
 

@@ -6,7 +6,7 @@ use balancer_common::{ResponseTimes, option};
 
 use super::{
     bed::{Bed, FIN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, Frame, PSH, RST, SYN, both},
+    frame::{ACK, Frame, PSH, RST, SYN},
 };
 
 /// One backend and one TCP connection, whose client's first byte has number 100 and whose backend's has 500.

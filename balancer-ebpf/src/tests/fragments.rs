@@ -7,8 +7,7 @@ use balancer_common::{FRAGMENT_TIME, Reason, family};
 use super::{
     bed::{Bed, CLIENT, VIP, answer, datagram},
     frame::{
-        Endpoint, FAMILY, Frame, address, both, checksum, from_client, hex, ip_header, l3_at, sum_anew,
-        translated,
+        Endpoint, FAMILY, Frame, address, checksum, from_client, hex, ip_header, l3_at, sum_anew, translated,
     },
 };
 use crate::Verdict;

@@ -6,7 +6,7 @@ use bytemuck::Zeroable;
 use super::{
     bed::{Bed, VIP, to_vip},
     buffer::insert,
-    frame::{ACK, Frame, SYN, both},
+    frame::{ACK, Frame, SYN},
 };
 use crate::table;
 

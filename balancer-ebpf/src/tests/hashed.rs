@@ -6,7 +6,7 @@ use balancer_common::{Reason, selector};
 
 use super::{
     bed::{Bed, FIN_ACK, SYN_ACK, UNIT, VIP, to_client, to_vip},
-    frame::{ACK, FIN, Frame, PSH, RST, SYN, both},
+    frame::{ACK, FIN, Frame, PSH, RST, SYN},
 };
 
 fn hashed(selector: u8) -> Bed {

@@ -6,7 +6,7 @@ use balancer_common::{FlowState::Established, Reason};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, Frame, PSH, RST, SYN, both},
+    frame::{ACK, Frame, PSH, RST, SYN},
 };
 use crate::Verdict;
 

@@ -4,7 +4,7 @@ use balancer_common::{Reason, Service, TCP, UDP, endpoint, option};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, VIP, to_client, to_vip},
-    frame::{Endpoint, Frame, RST, address, both},
+    frame::{Endpoint, Frame, RST, address},
 };
 use crate::Verdict;
 

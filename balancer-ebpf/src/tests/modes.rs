@@ -10,8 +10,7 @@ use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, datagram, to_vip},
     cases,
     frame::{
-        ACK, Endpoint, FAMILY, Frame, L4, PSH, RST, SYN, both, checksum, ip_header, l3_at, l4_checksum_at,
-        sum_anew,
+        ACK, Endpoint, FAMILY, Frame, L4, PSH, RST, SYN, checksum, ip_header, l3_at, l4_checksum_at, sum_anew,
     },
 };
 use crate::Verdict;

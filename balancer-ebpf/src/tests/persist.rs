@@ -4,7 +4,7 @@ use balancer_common::ability;
 
 use super::{
     bed::{Bed, UNIT, VIP},
-    frame::{Endpoint, Frame, SYN, both},
+    frame::{Endpoint, Frame, SYN},
 };
 
 const TIMEOUT: u16 = 40;

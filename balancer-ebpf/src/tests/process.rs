@@ -6,7 +6,7 @@ use balancer_common::{MAX_PORTS, NextHop, Reason, Traffic};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP, answer, datagram, to_client, to_vip},
-    frame::{ACK, FIN, Frame, L4, PSH, RST, SYN, both, ip_header, translated},
+    frame::{ACK, FIN, Frame, L4, PSH, RST, SYN, ip_header, translated},
 };
 use crate::Verdict;
 

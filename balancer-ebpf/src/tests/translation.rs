@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, SYN_ACK, UNIT, VIP},
     cases,
-    frame::{ACK, Endpoint, Frame, L4, PSH, RST, SYN, address, both, hex, ip_header, l4_at, translated},
+    frame::{ACK, Endpoint, Frame, L4, PSH, RST, SYN, address, hex, ip_header, l4_at, translated},
 };
 use crate::Verdict;
 

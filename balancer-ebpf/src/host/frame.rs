@@ -18,26 +18,6 @@ thread_local! {
     pub static FAMILY: Cell<u8> = const { Cell::new(family::IPV4) };
 }
 
-/// Makes two tests of one: with IPv4, and with IPv6.
-macro_rules! both {
-    ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {$(
-        $(#[$meta])*
-        mod $name {
-            use super::*;
-
-            #[test]
-            fn ipv4() $body
-
-            #[test]
-            fn ipv6() {
-                $crate::tests::frame::FAMILY.set(balancer_common::family::IPV6);
-                $body
-            }
-        }
-    )*};
-}
-pub(super) use both;
-
 /// The whole address.
 pub fn address([a, b, c, d]: [u8; 4]) -> Address {
     match FAMILY.get() {
@@ -272,44 +252,4 @@ pub fn hex(text: &str) -> Vec<u8> {
 /// A frame of the bench's client around a packet in hexadecimal notation.
 pub fn from_client(packet: &str) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0][..], &hex(packet)].concat()
-}
-
-/// Another implementation agrees that the frames built here are right.
-#[test]
-fn etherparse_takes_the_frames_for_valid() {
-    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
-
-    let (source, destination) = (([10, 0, 1, 10], 40_000), ([192, 0, 2, 10], 80));
-    let tcp = Frame {
-        options: vec![1; 40],
-        l4: L4::Tcp { flags: SYN, options: vec![1; 40] },
-        payload: vec![7; 33],
-        ..Frame::tcp(source, destination, SYN)
-    };
-    for frame in [tcp, Frame::tcp(source, destination, ACK), Frame::udp(source, destination, &[1, 2, 3])] {
-        let bytes = frame.bytes();
-        let packet = SlicedPacket::from_ethernet(&bytes).unwrap();
-        let Some(NetSlice::Ipv4(ip)) = packet.net else { panic!("no IPv4 in {frame:?}") };
-        let header = ip.header().to_header();
-        assert_eq!(header.header_checksum, header.calc_header_checksum());
-        assert_eq!((header.source, header.destination), (source.0, destination.0));
-        match packet.transport {
-            Some(TransportSlice::Tcp(tcp)) => {
-                let sum = tcp.calc_checksum_ipv4(source.0, destination.0).unwrap();
-                assert_eq!(
-                    (tcp.checksum(), tcp.source_port(), tcp.payload()),
-                    (sum, 40_000, &frame.payload[..])
-                );
-            }
-            Some(TransportSlice::Udp(udp)) => {
-                let sum =
-                    udp.to_header().calc_checksum_ipv4_raw(source.0, destination.0, udp.payload()).unwrap();
-                assert_eq!(
-                    (udp.checksum(), udp.source_port(), udp.payload()),
-                    (sum, 40_000, &frame.payload[..])
-                );
-            }
-            other => panic!("{other:?} in {frame:?}"),
-        }
-    }
 }
