@@ -23,6 +23,7 @@ macro_rules! both {
 mod causes;
 mod checksum;
 mod control;
+mod corpus;
 mod every;
 mod exchange;
 mod fragments;

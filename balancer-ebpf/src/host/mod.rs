@@ -6,4 +6,5 @@
 pub mod bed;
 pub mod buffer;
 pub mod frame;
+pub mod judge;
 pub mod turns;
