@@ -43,6 +43,7 @@ mod table;
 mod traffic;
 mod translation;
 mod turns;
+mod unwrap;
 
 use proptest::test_runner::Config;
 
