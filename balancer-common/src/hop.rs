@@ -30,3 +30,7 @@ pub struct NextHop {
 }
 
 const _: () = assert!(size_of::<NextHop>() == 24);
+
+/// A neighbour whose MAC was not known when an answer was to be sent: its interface's index, which is written last (0 = there
+/// is none), and its `Address`.
+pub type Unresolved = [u64; 3];

@@ -120,9 +120,7 @@ pub struct Backend {
     pub abilities: u32,
     /// `DRAINED` or `LEAVING`: when the flows that are left are ended, in units of 2^`STAMP_SHIFT` ns.
     pub ends: u32,
-    /// Of a service that keeps no flows, which is of IPv4: its address, which the backend's answers leave with; else 0.0.0.0.
-    pub service_address: [u8; 4],
-    /// And its port, network order.
+    /// Of a service that keeps no flows: its port, network order, which the backend's answers leave with; else 0.
     pub service_port: [u8; 2],
     /// The first and the last of the ports that clients are given together with `snat_address`.
     pub snat_ports: [u16; 2],
@@ -131,10 +129,12 @@ pub struct Backend {
     /// How packets get to it: `forward::*`, the same as in its hop.
     pub forward: u8,
     /// Always 0.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 7],
+    /// The address that goes with `service_port`.
+    pub service_address: Address,
 }
 
-const _: () = assert!(size_of::<Backend>() == 64);
+const _: () = assert!(size_of::<Backend>() == 80);
 
 /// The first of the ports that clients are given together with `Backend::snat_address`, unless the configuration says
 /// otherwise; the last is 65535. Linux takes none of them for its own connections, unless it is told to
@@ -231,7 +231,7 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 8;
+pub const LAYOUT_VERSION: u64 = 9;
 
 /// Roles of an address in `ADDRESSES`: bits of the low half of its value.
 pub mod role {

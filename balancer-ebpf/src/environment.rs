@@ -79,8 +79,8 @@ pub trait Environment: FlowMemory + Sized {
     fn next_hop(&self, index: u32) -> Option<&NextHop>;
     /// Binds the frame to leave by a port, if its verdict is to be `Redirect`; false when nothing leaves by it.
     fn redirect(&self, port: u16) -> bool;
-    /// The kernel's way for a datagram that came in here, by its routes and neighbours.
-    fn way(&self, source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason>;
+    /// The kernel's way for a datagram of this family that came in here, by its routes and neighbours.
+    fn way(&self, family: u8, source: &Address, destination: &Address) -> Result<Way, Reason>;
     /// This CPU's counters of a backend, valid and aligned.
     fn counters(&self, id: BackendId) -> Option<*mut BackendCounters>;
     /// The precise monotonic clock in units of 2^`EXCHANGE_SHIFT` ns.

@@ -32,7 +32,7 @@ pub mod packet;
 pub mod parse;
 mod persist;
 pub mod process;
-mod rewrite;
+pub mod rewrite;
 mod rounds;
 mod source;
 pub mod state;

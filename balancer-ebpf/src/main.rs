@@ -21,7 +21,7 @@ use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT,
     FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS,
     Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP,
-    WAYS,
+    Unresolved, WAYS, family,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
@@ -32,6 +32,7 @@ use balancer_ebpf::{
     open::{self, Choice, Opening},
     parse::{self, Unparsed, Upper},
     process::{self, Step, process},
+    rewrite::in_header,
     state::{self, Segment},
     table::{self, Found},
     wrap,
@@ -89,14 +90,17 @@ static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Phase::ALL.len(
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
 #[map]
-static UNRESOLVED: Array<u64> = Array::with_max_entries(1, MMAPABLE);
+static UNRESOLVED: Array<Unresolved> = Array::with_max_entries(1, MMAPABLE);
 
 // For the controller alone.
 #[map]
 static LAYOUT: Array<Layout> = Array::with_max_entries(1, 0);
 
-/// The address family of IPv4, as the kernel numbers it.
+/// The address families, as the kernel numbers them.
 const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// What stands before an IPv4 address in the second word of an `Address`, on the little-endian machines that this runs on.
+const MAPPED: u64 = 0xffff_0000;
 /// How many fragmented datagrams are remembered.
 const MOST_FRAGMENTED: u32 = 16_384;
 
@@ -263,14 +267,15 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn way(&self, source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason> {
+    fn way(&self, family: u8, source: &Address, destination: &Address) -> Result<Way, Reason> {
         // SAFETY: integers and arrays of them, for which all zeros is a value.
         let mut wanted: FibLookup = unsafe { mem::zeroed() };
-        wanted.family = AF_INET;
+        wanted.family = if family == family::IPV4 { AF_INET } else { AF_INET6 };
         wanted.l4_protocol = UDP;
         wanted.ifindex = self.ingress();
-        wanted.__bindgen_anon_3.ipv4_src = u32::from_ne_bytes(source);
-        wanted.__bindgen_anon_4.ipv4_dst = u32::from_ne_bytes(destination);
+        // Those of IPv4 are where the first word of these is.
+        wanted.__bindgen_anon_3.ipv6_src = bytemuck::cast(in_header(family, source));
+        wanted.__bindgen_anon_4.ipv6_dst = bytemuck::cast(in_header(family, destination));
         let size = size_of::<FibLookup>() as i32;
         // SAFETY: the context is the one that the program was called with, and the other a structure of this size (kernel
         // 4.18).
@@ -288,11 +293,17 @@ impl Environment for Kernel<'_> {
             return Err(Reason::NoEgress);
         }
         if let Some(unresolved) = UNRESOLVED.get_ptr_mut(0) {
+            let unresolved = unresolved.cast::<u64>();
+            // A gateway may be of the other family.
+            let is_ipv4 = wanted.family == AF_INET;
             // SAFETY: the kernel has written the neighbour's address there, that of the gateway or of the destination.
-            let neighbour = unsafe { wanted.__bindgen_anon_4.ipv4_dst };
-            // SAFETY: valid and aligned; written whole.
+            let [high, low]: [u64; 2] = bytemuck::cast(unsafe { wanted.__bindgen_anon_4.ipv6_dst });
+            let [high, low] = if is_ipv4 { [0, high << 32 | MAPPED] } else { [high, low] };
+            // SAFETY: valid and aligned; each written whole, and that by which it is known last.
             unsafe {
-                ptr::write_volatile(unresolved, u64::from(wanted.ifindex) << 32 | u64::from(neighbour))
+                ptr::write_volatile(unresolved.add(1), high);
+                ptr::write_volatile(unresolved.add(2), low);
+                ptr::write_volatile(unresolved, u64::from(wanted.ifindex));
             };
         }
         Err(Reason::NoNeighbour)

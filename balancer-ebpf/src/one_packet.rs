@@ -7,7 +7,7 @@
 //! forward what the backends' interface receives.) What a client on a backend's own network asks is answered past this host,
 //! from the backend's own address: such clients can be served one way only.
 
-use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, forward, role, unmapped};
+use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, forward, role};
 
 use crate::{
     Environment, Packet,
@@ -16,7 +16,6 @@ use crate::{
     process::{self, Step},
     rewrite::{Translation, rewrite},
     rounds::Rounds,
-    source::Source,
     state::Direction,
 };
 
@@ -61,8 +60,7 @@ fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) 
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
     process::check(environment, parsed.length, hop)?;
     count(environment, (service.id, id), Direction::Request, parsed.length);
-    let to = Source { address: unmapped(&backend.address), port: backend.port };
-    let translation = Translation::new(&parsed.key, Source::of(&parsed.key), to);
+    let translation = Translation::to(parsed, &backend.address, backend.port);
     rewrite(parsed, &translation, 1, hop.neighbour, hop.source);
     Ok(process::leave(environment, hop))
 }
@@ -86,24 +84,24 @@ fn choose<'a, E: Environment>(
 #[inline(always)]
 fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result<Step, Step> {
     process::check_packet(parsed, forward::NAT)?;
-    let key = &parsed.key;
     let id = process::sender(environment, parsed) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::OrphanReply)?;
     let from = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::OrphanReply)?;
     // Only there the backend is: what claims to come from it elsewhere would leave in the service's name. And no client has
     // an address of a service or of this host.
-    let is_its = from.ifindex == environment.ingress() && backend.service_address != [0; 4];
+    let is_its = from.ifindex == environment.ingress()
+        && backend.service_port != [0; 2]
+        && backend.address == parsed.source();
     if !is_its || roles & (role::SERVICE | role::LOCAL) != 0 {
         return Err(Step::Refused(Reason::OrphanReply));
     }
-    let way = environment.way(backend.service_address, key.destination)?;
+    let way = environment.way(parsed.key.family, &backend.service_address, &parsed.destination())?;
     let port = environment.port(way.ifindex).ok_or(Reason::NoEgress)?;
     let hop = environment.next_hop(u32::from(port)).ok_or(Reason::NoEgress)?;
     process::check(environment, parsed.length, hop)?;
     count(environment, (backend.service, id), Direction::Reply, parsed.length);
-    let source = Source { address: backend.service_address, port: backend.service_port };
-    let client = Source { address: key.destination, port: key.destination_port };
-    rewrite(parsed, &Translation::new(key, source, client), 1, way.neighbour, hop.source);
+    let translation = Translation::from(parsed, &backend.service_address, backend.service_port);
+    rewrite(parsed, &translation, 1, way.neighbour, hop.source);
     Ok(process::leave(environment, hop))
 }
 

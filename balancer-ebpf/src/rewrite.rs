@@ -2,14 +2,13 @@
 
 use core::ptr;
 
-use balancer_common::{FlowKey, UDP, family, mapped};
+use balancer_common::{Address, FlowKey, UDP, family, unmapped};
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::{
     Environment,
     checksum::{self, Delta},
     parse::Parsed,
-    source::Source,
     table::Found,
 };
 
@@ -44,22 +43,40 @@ impl Translation {
         }
     }
 
-    /// That of a single datagram of IPv4, which leaves with this source and this destination.
+    /// That of a single datagram which is to go to another destination, address and port.
     #[inline(always)]
-    pub fn new(key: &FlowKey, source: Source, destination: Source) -> Translation {
-        let addresses = Delta::default()
-            .address(&mapped(key.source), &mapped(source.address))
-            .address(&mapped(key.destination), &mapped(destination.address));
+    pub fn to(parsed: &Parsed, address: &Address, port: [u8; 2]) -> Translation {
+        let FlowKey { family, source_port, destination_port, .. } = parsed.key;
+        let addresses = Delta::default().address(&parsed.destination(), address);
         Translation {
-            addresses: [source.address, destination.address]
-                .map(|address| [u64::from(u32::from_ne_bytes(address)), 0]),
-            ports: [source.port, destination.port],
+            addresses: [in_header(family, &parsed.source()), in_header(family, address)],
+            ports: [source_port, port],
             ip_delta: addresses.and(Delta::TTL).fold(),
-            l4_delta: addresses
-                .word(key.source_port, source.port)
-                .word(key.destination_port, destination.port)
-                .fold(),
+            l4_delta: addresses.word(destination_port, port).fold(),
         }
+    }
+
+    /// That of a single datagram which is to come from another source.
+    #[inline(always)]
+    pub fn from(parsed: &Parsed, address: &Address, port: [u8; 2]) -> Translation {
+        let FlowKey { family, source_port, destination_port, .. } = parsed.key;
+        let addresses = Delta::default().address(&parsed.source(), address);
+        Translation {
+            addresses: [in_header(family, address), in_header(family, &parsed.destination())],
+            ports: [port, destination_port],
+            ip_delta: addresses.and(Delta::TTL).fold(),
+            l4_delta: addresses.word(source_port, port).fold(),
+        }
+    }
+}
+
+/// An address as the headers of this family have it: of IPv4, in the low half of the first word.
+#[inline(always)]
+pub fn in_header(family: u8, address: &Address) -> [u64; 2] {
+    if family == family::IPV4 {
+        [u64::from(u32::from_ne_bytes(unmapped(address))), 0]
+    } else {
+        bytemuck::cast(*address)
     }
 }
 

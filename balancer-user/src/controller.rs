@@ -156,9 +156,11 @@ impl Controller {
         giving.map(|backend| backend.snat_ports.0).reduce(|[a, b], [first, last]| [a.min(first), b.max(last)])
     }
 
-    /// Whether a service keeps no flows, so that the kernel's routes say where its backends' answers go.
-    pub fn asks_for_ways(&self) -> bool {
-        self.services.iter().any(|service| service.config.one_packet)
+    /// The families (as the kernel's settings name them) of services that keep no flows, so that the kernel's routes say where
+    /// their backends' answers go.
+    pub fn asks_for_ways(&self) -> BTreeSet<&'static str> {
+        let services = self.services.iter().filter(|service| service.config.one_packet);
+        services.map(|service| if service.config.address.is_ipv6() { "ipv6" } else { "ipv4" }).collect()
     }
 
     /// The addresses whose MAC whoever asks is told.

@@ -314,7 +314,7 @@ pub struct Kernel {
     counters: Vec<UnsafeCell<BackendCounters>>,
     drops: [Cell<u64>; Reason::ALL.len()],
     /// The kernel's ways, by destination.
-    pub ways: HashMap<[u8; 4], Result<Way, Reason>>,
+    pub ways: HashMap<Address, Result<Way, Reason>>,
     /// Which of two CPUs this is, if they take turns.
     pub turns: Option<(Arc<Turns>, usize)>,
     /// How often it has looked into the flow table, and what another CPU does there before which look.
@@ -560,8 +560,9 @@ impl Environment for Kernel {
         self.ports.values().any(|other| *other == port)
     }
 
-    fn way(&self, _source: [u8; 4], destination: [u8; 4]) -> Result<Way, Reason> {
-        self.ways.get(&destination).copied().unwrap_or(Err(Reason::NoEgress))
+    fn way(&self, family: u8, _source: &Address, destination: &Address) -> Result<Way, Reason> {
+        assert_eq!(family, FAMILY.get());
+        self.ways.get(destination).copied().unwrap_or(Err(Reason::NoEgress))
     }
 
     fn precise(&self) -> u32 {

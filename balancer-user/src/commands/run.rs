@@ -102,9 +102,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     if let Some(given) = controller.given_ports() {
         ephemeral::warn_if_shared(given);
     }
-    if controller.asks_for_ways() {
-        forwarding::warn_if_off(&daemon);
-    }
+    forwarding::warn_if_off(&daemon, &controller.asks_for_ways());
 
     let mut announcer = Announcer::open()?;
     announce(&mut announcer, &controller, &network);
@@ -256,9 +254,7 @@ async fn steer(
             });
             prober.check(controller.targets());
             announce(&mut announcer, controller, &network.borrow());
-            if controller.asks_for_ways() {
-                forwarding::warn_if_off(controller.daemon());
-            }
+            forwarding::warn_if_off(controller.daemon(), &controller.asks_for_ways());
         }
     }
     supervisor.stopping();

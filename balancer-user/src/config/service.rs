@@ -344,9 +344,6 @@ fn read_one_packet(
     if protocol == Some(Protocol::Tcp) {
         findings.add(place, "`one-packet` of a service over tcp; allowed: over udp".to_owned());
     }
-    if address.is_some_and(|address| address.is_ipv6()) {
-        findings.add(place, "`one-packet` of an IPv6 service is not supported yet".to_owned());
-    }
     if let Some(method) = method.filter(|method| method.counts_requests()) {
         let message = format!(
             "`one-packet` leaves the method \"{method}\" no flow to count; allowed: with a method that counts none"

@@ -116,14 +116,12 @@ fn record(backend: &LiveBackend) -> Backend {
         snat_prefix: source.map_or(0, |source| source.prefix.into()),
         abilities,
         ends: backend.ends().map_or(0, stamp),
-        service_address: backend
-            .answers_as
-            .map_or([0; 4], |service| unmapped(&address::to_wire(service.ip()))),
+        service_address: backend.answers_as.map_or([0; 16], |service| address::to_wire(service.ip())),
         service_port: backend.answers_as.map_or([0; 2], |service| service.port().to_be_bytes()),
         snat_ports: backend.snat_ports.0,
         tunnel_port: backend.gue_port.to_be_bytes(),
         forward: backend.forward,
-        reserved: [0; 3],
+        reserved: [0; 7],
     }
 }
 

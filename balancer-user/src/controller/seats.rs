@@ -258,9 +258,8 @@ impl Controller {
                 let of = services.iter().find(|(_, service)| service.id == record.service);
                 let protocol = of.map_or(0, |(key, _)| key.protocol);
                 let backend = LiveBackend::new(record.service, protocol, endpoint, record.forward, duty);
-                let service =
-                    SocketAddr::from((record.service_address, u16::from_be_bytes(record.service_port)));
-                let answers_as = Some(service).filter(|service| !service.ip().is_unspecified());
+                let service = address::socket_from_wire(record.service_address, record.service_port);
+                let answers_as = Some(service).filter(|service| service.port() != 0);
                 seat = Some(LiveBackend {
                     record: Some(record),
                     answers_as,

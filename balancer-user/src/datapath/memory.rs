@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
-use balancer_common::{BackendId, NextHop, RING_SLOTS, Ring};
+use balancer_common::{BackendId, NextHop, RING_SLOTS, Ring, Unresolved};
 use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -58,6 +58,13 @@ impl SharedArray<u64> {
     /// The word with this index.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         self.word64_at(index, 0)
+    }
+}
+
+impl SharedArray<Unresolved> {
+    /// The words of the value with this index.
+    pub fn words(&self, index: usize) -> [&AtomicU64; 3] {
+        [0, 8, 16].map(|offset| self.word64_at(index, offset))
     }
 }
 

@@ -28,8 +28,8 @@ use aya::{
 use aya_log::EbpfLogger;
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason,
-    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, WAYS, flow_buckets, names,
-    unmapped,
+    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, Unresolved, WAYS, flow_buckets,
+    names, unmapped,
 };
 
 use balancer_ebpf::table;
@@ -103,7 +103,7 @@ pub struct Datapath {
     services: HashMap<MapData, [u8; 8], [u8; 32]>,
     addresses: HashMap<MapData, Address, u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
-    backends: Array<MapData, [u8; 64]>,
+    backends: Array<MapData, [u8; size_of::<Backend>()]>,
     ports: HashMap<MapData, u32, u32>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
@@ -114,7 +114,7 @@ pub struct Datapath {
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
     next_hops: SharedArray<NextHop>,
-    unresolved: SharedArray<u64>,
+    unresolved: SharedArray<Unresolved>,
     flows: FlowTable,
     seed: [u64; 2],
     sizes: Sizes,
@@ -369,7 +369,7 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
-        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; 64]>(*backend), 0)?;
+        self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; size_of::<Backend>()]>(*backend), 0)?;
         Ok(())
     }
 
@@ -387,8 +387,10 @@ impl Datapath {
 
     /// A neighbour without a MAC that an answer was refused for since this was last asked: its interface and address.
     pub fn take_unresolved(&self) -> Option<(u32, IpAddr)> {
-        let word = self.unresolved.word(0).swap(0, Ordering::AcqRel);
-        (word != 0).then(|| ((word >> 32) as u32, Ipv4Addr::from((word as u32).to_ne_bytes()).into()))
+        let [ifindex, high, low] = self.unresolved.words(0);
+        let ifindex = ifindex.swap(0, Ordering::AcqRel) as u32;
+        let words = [high, low].map(|word| word.load(Ordering::Relaxed));
+        (ifindex != 0).then(|| (ifindex, address::from_wire(bytemuck::cast(words))))
     }
 
     /// The word that steers a service's ring.
