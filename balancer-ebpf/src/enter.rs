@@ -35,7 +35,8 @@ const NEVER_ANSWERED: i32 = 1 << 30;
 /// Nearly all keys of a table with room stay in their first bucket, where a lookup finds them sooner.
 const CROWDED: u64 = 5;
 
-/// How often a rival that is about to go live is looked at: longer than it takes, unless its CPU is interrupted.
+/// How often a rival that is about to go live is looked at: longer than it takes, unless its CPU is interrupted. Then it is not
+/// waited for.
 const PATIENCE: usize = 256;
 
 /// How the opening of a flow ends.
@@ -46,7 +47,7 @@ pub enum Entered {
     New = 0,
     /// Another CPU has opened it meanwhile.
     Joined = 1,
-    /// Another CPU was faster, and what it has opened is another flow, or does not come.
+    /// Another CPU was faster, and what it has opened is another flow, or did not come, and was put out of the race.
     Lost = 2,
 }
 
@@ -318,7 +319,8 @@ fn rival_in<M: FlowMemory>(
     Found::NOTHING
 }
 
-/// Whether another CPU has opened a flow with this key, or is about to and does.
+/// Whether another CPU has opened a flow with this key, or is about to and does. One that does not come is put out of the race,
+/// so that it can't stand in the way of the next try.
 #[inline(always)]
 fn comes<M: FlowMemory>(memory: &M, key: &FlowKey) -> bool {
     let found = rival(memory, key, NO_TWIN, NO_TWIN);
@@ -334,7 +336,23 @@ fn comes<M: FlowMemory>(memory: &M, key: &FlowKey) -> bool {
         }
         return control.is_live() && control.sequence() == found.control.sequence();
     }
+    put_out(memory, &found);
     false
+}
+
+/// Puts both directions of a flow out of the race that another CPU was opening: when that goes on, it finds out.
+#[inline(always)]
+fn put_out<M: FlowMemory>(memory: &M, found: &Found) {
+    let twin = found.entry.flow().twin;
+    let out = |control: Control| Control::new(FlowState::Busy, 0, control.sequence());
+    if !found.entry.exchange(found.control, out(found.control)) {
+        return;
+    }
+    let Some(twin) = entry_at(memory, twin) else { return };
+    let control = twin.control();
+    if control.state() as u8 == FlowState::Opening as u8 && twin.flow().twin == found.index {
+        twin.exchange(control, out(control));
+    }
 }
 
 /// The ways of a bucket that hold an unprotected flow, as the high bits of their lanes.

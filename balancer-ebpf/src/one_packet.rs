@@ -11,6 +11,7 @@ use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId,
 
 use crate::{
     Environment, Packet,
+    answer::is_unicast,
     open::{self, Opening, opening},
     parse::{Parsed, parse},
     process::{self, Step},
@@ -87,15 +88,16 @@ fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result
     let id = process::sender(environment, parsed) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::OrphanReply)?;
     let from = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::OrphanReply)?;
+    let client = parsed.destination();
     // Only there the backend is: what claims to come from it elsewhere would leave in the service's name. And no client has
-    // an address of a service or of this host.
+    // an address of a service or of this host, of a group, or of one link alone.
     let is_its = from.ifindex == environment.ingress()
         && backend.service_port != [0; 2]
         && backend.address == parsed.source();
-    if !is_its || roles & (role::SERVICE | role::LOCAL) != 0 {
+    if !is_its || !is_unicast(&client) || roles & (role::SERVICE | role::LOCAL) != 0 {
         return Err(Step::Refused(Reason::OrphanReply));
     }
-    let way = environment.way(parsed.key.family, &backend.service_address, &parsed.destination())?;
+    let way = environment.way(parsed.key.family, &backend.service_address, &client)?;
     let port = environment.port(way.ifindex).ok_or(Reason::NoEgress)?;
     let hop = environment.next_hop(u32::from(port)).ok_or(Reason::NoEgress)?;
     process::check(environment, parsed.length, hop)?;

@@ -108,9 +108,9 @@ pub fn check_client(address: &Address, roles: u32) -> Result<(), Reason> {
     }
 }
 
-/// Brings the flow that was prepared into the table.
+/// Brings the flow that was prepared into the table. If another CPU is in the way, it stays prepared, for another try.
 #[inline(always)]
-pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
+pub fn open<E: Environment>(environment: &E, now: u32) -> Result<Step, Reason> {
     let opening = opening(environment)?;
     let Opening { key, service, choice, .. } = opening;
     let is_media = service.options & option::MEDIA != 0;
@@ -146,9 +146,9 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<(), Reason> {
     match environment.enter(request) {
         Entered::New if !is_media => persist::note(environment, opening, request, now),
         Entered::New | Entered::Joined => {}
-        Entered::Lost => return Err(Reason::FlowRaced),
+        Entered::Lost => return Ok(Step::Prepared),
     }
-    Ok(())
+    Ok(Step::Known)
 }
 
 /// Whether a TCP segment may open a flow: a SYN, or where a hash says which backend has it, also what belongs into the

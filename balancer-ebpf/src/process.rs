@@ -128,6 +128,10 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     }
     if step == Step::Prepared {
         step = environment.open();
+        if step == Step::Prepared {
+            // Who was in the way has come by now, or was put out of it.
+            step = environment.open();
+        }
     }
     if step == Step::Known {
         step = environment.forward(packet, true);
@@ -156,8 +160,9 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
         }
         Step::Back => Verdict::Transmit,
         Step::Out(port) => Verdict::Redirect(port),
+        Step::Prepared => refuse(environment, Reason::FlowRaced),
         // The sender's next try opens another.
-        Step::Unknown(_) | Step::Prepared | Step::Known | Step::Alone | Step::Wrap(..) => {
+        Step::Unknown(_) | Step::Known | Step::Alone | Step::Wrap(..) => {
             refuse(environment, Reason::FlowPushedOut)
         }
         Step::Refused(reason) | Step::Unusable(reason) => refuse(environment, reason),
@@ -258,7 +263,7 @@ pub fn ask<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) -
 #[inline(always)]
 pub fn open<E: Environment>(environment: &E) -> Step {
     match open::open(environment, environment.now()) {
-        Ok(()) => Step::Known,
+        Ok(step) => step,
         Err(reason) => Step::Refused(reason),
     }
 }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::{
     Topology,
     config::{BACKEND_PORT, Service, VIP_PORT},
-    topology::{CLIENT, VIP, backend_address},
+    topology::{CLIENT, Family, VIP},
 };
 
 /// How long a server waits before it looks whether it is to end.
@@ -41,10 +41,15 @@ pub struct Responders {
 impl Responders {
     /// Starts one on each backend of the bench.
     pub fn start(bench: &Topology) -> Result<Self> {
+        Self::start_of(Family::Ipv4, bench)
+    }
+
+    /// The same at the backends' addresses of a family.
+    pub fn start_of(family: Family, bench: &Topology) -> Result<Self> {
         let stopped = Arc::new(AtomicBool::new(false));
         let mut responders = Self { stopped, threads: Vec::new() };
         for (number, netns) in (1..).zip(&bench.backends) {
-            let address = SocketAddr::from((backend_address(number), BACKEND_PORT));
+            let address = SocketAddr::from((family.backend(number), BACKEND_PORT));
             let socket =
                 netns.run(|| UdpSocket::bind(address).with_context(|| format!("bind to {address}")))?;
             socket.set_read_timeout(Some(WAIT)).context("limit a wait")?;

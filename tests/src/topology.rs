@@ -104,6 +104,8 @@ impl Topology {
         let switch = Netns::new("switch")?;
         if plan.forwarding {
             balancer.set_sysctl("net/ipv4/ip_forward", "1")?;
+            balancer.set_sysctl("net/ipv6/conf/all/forwarding", "1")?;
+            balancer.set_sysctl("net/ipv6/conf/default/forwarding", "1")?;
         }
 
         veth::pair_with_queues(
@@ -205,6 +207,9 @@ pub enum Family {
 }
 
 impl Family {
+    /// Both of them.
+    pub const ALL: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
     /// The address that clients talk to.
     pub fn vip(self) -> IpAddr {
         self.choose(VIP, VIP6)
@@ -218,6 +223,11 @@ impl Family {
     /// Backend 1, 2, ….
     pub fn backend(self, number: u8) -> IpAddr {
         self.choose(backend_address(number), backend_address6(number))
+    }
+
+    /// The balancer, as the client sees it.
+    pub fn balancer_client_side(self) -> IpAddr {
+        self.choose(BALANCER_CLIENT_SIDE, BALANCER_CLIENT_SIDE6)
     }
 
     /// The balancer, as the backends see it.

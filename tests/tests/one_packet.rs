@@ -2,19 +2,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     time::{Duration, Instant},
 };
 
 use balancer_tests::{
     Balancer, Capture, Netns, Plan, Topology,
+    capture::Packet,
     config::{self, BACKEND_PORT, Service, VIP_PORT},
     eventually,
     packet::{self, Path, to_hex},
     responder::{Responders, ask_with, ask_within},
     socket::FrameSocket,
     status::{self, each},
-    topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, VIP, backend_address, mac},
+    topology::{BALANCER_BACKEND_SIDE, BALANCER_CLIENT_SIDE, CLIENT, Family, VIP, backend_address, mac},
     veth::{self, End},
 };
 use balancer_user::api::Status;
@@ -28,12 +29,16 @@ fn backend(number: u8) -> SocketAddrV4 {
 }
 
 fn service(method: &'static str, weights: &[u8], more: &'static str) -> Service {
-    Service { more, ..Service::new("udp", method, weights) }
+    service_of(Family::Ipv4, method, weights, more)
+}
+
+fn service_of(family: Family, method: &'static str, weights: &[u8], more: &'static str) -> Service {
+    Service { more, ..Service::of(family, "udp", method, weights) }
 }
 
 /// A bench whose kernel says where answers go.
 fn bench(backends: u8) -> Topology {
-    Plan { forwarding: true, ..Plan::backends(backends) }.build().unwrap()
+    Plan { forwarding: true, ipv6: true, ..Plan::backends(backends) }.build().unwrap()
 }
 
 fn start(bench: &Topology, services: &[Service]) -> Balancer {
@@ -42,10 +47,12 @@ fn start(bench: &Topology, services: &[Service]) -> Balancer {
     balancer
 }
 
-/// A UDP socket that talks to the service alone.
-fn socket(netns: &Netns, address: Ipv4Addr, port: u16) -> UdpSocket {
+/// A UDP socket that talks to the service of its family alone.
+fn socket(netns: &Netns, address: impl Into<IpAddr>, port: u16) -> UdpSocket {
+    let address = address.into();
     let socket = netns.run(|| Ok(UdpSocket::bind((address, port))?)).unwrap();
-    socket.connect((VIP, VIP_PORT)).unwrap();
+    let family = if address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+    socket.connect((family.vip(), VIP_PORT)).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     socket
 }
@@ -64,9 +71,10 @@ fn ask_until_answered(socket: &UdpSocket) -> u8 {
 
 /// Has the balancer's kernel know the client, as after a first answer.
 fn introduce(bench: &Topology) {
-    let neighbour =
-        format!("neigh replace {CLIENT} lladdr {} dev lc nud reachable", veth::mac_text(mac(CLIENT)));
-    bench.balancer.ip(&neighbour).unwrap();
+    for family in Family::ALL {
+        let (client, mac) = (family.client(), veth::mac_text(mac(CLIENT)));
+        bench.balancer.ip(&format!("neigh replace {client} lladdr {mac} dev lc nud reachable")).unwrap();
+    }
 }
 
 fn drops(balancer: &Balancer) -> Vec<(String, u64)> {
@@ -77,25 +85,30 @@ fn drops(balancer: &Balancer) -> Vec<(String, u64)> {
 /// One socket's datagrams go to all backends in turn, every answer is from the service, and packets and bytes count exactly.
 #[test]
 fn one_sockets_datagrams_are_spread_and_answered() {
+    Family::ALL.into_iter().for_each(are_spread_and_answered);
+}
+
+fn are_spread_and_answered(family: Family) {
     let bench = bench(3);
-    let _responders = Responders::start(&bench).unwrap();
-    let balancer = start(&bench, &[service("round-robin", &[1, 1, 1], ONE_PACKET)]);
+    let _responders = Responders::start_of(family, &bench).unwrap();
+    let balancer = start(&bench, &[service_of(family, "round-robin", &[1, 1, 1], ONE_PACKET)]);
     introduce(&bench);
     let client = Capture::start(&bench.client, "c0").unwrap();
-    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    let socket = socket(&bench.client, family.client(), CLIENT_PORT);
     let answers: Vec<u8> = (0..300).map(|_| ask(&socket)).collect();
     assert_eq!(answers, [1, 2, 3].repeat(100));
     let status = status::read_fresh(&balancer).unwrap();
     let counted = each(&status, |backend| (backend.active, backend.packets, backend.bytes));
-    // 12 bytes to it and 13 back, with 28 of headers.
-    assert_eq!(counted, [(0, 200, 100 * (40 + 41)); 3]);
+    // 12 bytes to it and 13 back, with the headers.
+    let headers = if family == Family::Ipv4 { 28 } else { 48 };
+    assert_eq!(counted, [(0, 200, 100 * (12 + 13 + 2 * headers)); 3]);
     let now = status.flows.now;
     assert_eq!(now.half_open + now.established + now.closing, 0);
     assert_eq!(status::drops(&status), []);
     let arrived = client.finish().unwrap();
     assert_eq!(arrived.len(), 300);
     for packet in arrived {
-        assert_eq!((packet.source, packet.ttl), (SocketAddrV4::new(VIP, VIP_PORT).into(), 63));
+        assert_eq!((packet.source, packet.ttl), (SocketAddr::new(family.vip(), VIP_PORT), 63));
         assert_eq!(packet.macs, [mac(CLIENT), mac(BALANCER_CLIENT_SIDE)]);
     }
     let flows = balancer.call(&["flows", "count"]).unwrap();
@@ -161,16 +174,17 @@ fn a_hash_keeps_a_client_where_it_is() {
 /// The kernel does not know the client's MAC: the answer is refused by name, the MAC is asked for, and the next one arrives.
 #[test]
 fn a_client_that_the_kernel_does_not_know_is_found() {
+    Family::ALL.into_iter().for_each(an_unknown_client_is_found);
+}
+
+fn an_unknown_client_is_found(family: Family) {
     let bench = bench(1);
-    let _responders = Responders::start(&bench).unwrap();
-    let balancer = start(&bench, &[service("round-robin", &[1], ONE_PACKET)]);
+    let _responders = Responders::start_of(family, &bench).unwrap();
+    let balancer = start(&bench, &[service_of(family, "round-robin", &[1], ONE_PACKET)]);
     // The client need not ask, by which the balancer's kernel would learn of it.
-    let own = veth::mac_text(mac(BALANCER_CLIENT_SIDE));
-    bench
-        .client
-        .ip(&format!("neigh replace {BALANCER_CLIENT_SIDE} lladdr {own} dev c0 nud permanent"))
-        .unwrap();
-    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    let (gateway, own) = (family.balancer_client_side(), veth::mac_text(mac(BALANCER_CLIENT_SIDE)));
+    bench.client.ip(&format!("neigh replace {gateway} lladdr {own} dev c0 nud permanent")).unwrap();
+    let socket = socket(&bench.client, family.client(), CLIENT_PORT);
     for _ in 0..2 {
         bench.balancer.ip("neigh flush dev lc").unwrap();
         let before = status::read_fresh(&balancer).unwrap().drops["no-neighbour"];
@@ -238,17 +252,24 @@ fn answers_follow_the_kernels_routes() {
 /// Where the kernel may not forward, requests go on, answers are refused by name, and the log says what to do.
 #[test]
 fn without_forwarding_the_log_says_what_to_do() {
-    let bench = Plan::backends(1).build().unwrap();
-    let _responders = Responders::start(&bench).unwrap();
-    let balancer = start(&bench, &[service("round-robin", &[1], ONE_PACKET)]);
+    Family::ALL.into_iter().for_each(the_log_says_what_to_do);
+}
+
+fn the_log_says_what_to_do(family: Family) {
+    let bench = Plan { ipv6: true, ..Plan::backends(1) }.build().unwrap();
+    let _responders = Responders::start_of(family, &bench).unwrap();
+    let balancer = start(&bench, &[service_of(family, "round-robin", &[1], ONE_PACKET)]);
     let log = balancer.log();
-    assert!(log.contains("set net.ipv4.conf.lk.forwarding to 1"), "{log}");
-    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    let (name, other) = if family == Family::Ipv4 { ("ipv4", "ipv6") } else { ("ipv6", "ipv4") };
+    assert!(log.contains(&format!("set net.{name}.conf.lk.forwarding to 1")), "{log}");
+    assert!(!log.contains(&format!("net.{other}.")), "{log}");
+    let socket = socket(&bench.client, family.client(), CLIENT_PORT);
     assert!(ask_within(&socket, b"x", Duration::from_millis(100)).is_err());
     assert_eq!(drops(&balancer), [("no-egress".to_owned(), 1)]);
     let status = status::read_fresh(&balancer).unwrap();
-    assert_eq!(each(&status, |backend| (backend.packets, backend.bytes)), [(1, 29)]);
-    bench.balancer.set_sysctl("net/ipv4/conf/lk/forwarding", "1").unwrap();
+    let headers = if family == Family::Ipv4 { 28 } else { 48 };
+    assert_eq!(each(&status, |backend| (backend.packets, backend.bytes)), [(1, headers + 1)]);
+    bench.balancer.set_sysctl(&format!("net/{name}/conf/lk/forwarding"), "1").unwrap();
     introduce(&bench);
     assert_eq!(ask(&socket), 1);
 }
@@ -290,11 +311,15 @@ fn a_reload_changes_between_flows_and_none() {
 /// A crash and a new daemon: no datagram is lost, and the answers of a backend that has left are still the service's.
 #[test]
 fn datagrams_go_on_over_a_crash() {
+    Family::ALL.into_iter().for_each(go_on_over_a_crash);
+}
+
+fn go_on_over_a_crash(family: Family) {
     let bench = bench(2);
-    let _responders = Responders::start(&bench).unwrap();
-    let balancer = start(&bench, &[service("round-robin", &[1, 1], ONE_PACKET)]);
+    let _responders = Responders::start_of(family, &bench).unwrap();
+    let balancer = start(&bench, &[service_of(family, "round-robin", &[1, 1], ONE_PACKET)]);
     introduce(&bench);
-    let socket = socket(&bench.client, CLIENT, CLIENT_PORT);
+    let socket = socket(&bench.client, family.client(), CLIENT_PORT);
     assert_eq!([ask(&socket), ask(&socket)], [1, 2]);
     let place = balancer.crash();
     assert_eq!([(); 4].map(|()| ask(&socket)), [1, 2, 1, 2]);
@@ -310,13 +335,18 @@ fn datagrams_go_on_over_a_crash() {
 /// Frames that somebody forges, on either side: nothing leaves in the service's name that no backend has sent.
 #[test]
 fn nobody_else_speaks_for_the_service() {
+    Family::ALL.into_iter().for_each(nobody_else_speaks);
+}
+
+fn nobody_else_speaks(family: Family) {
     let bench = bench(2);
-    let balancer = start(&bench, &[service("round-robin", &[1, 1], ONE_PACKET)]);
+    let balancer = start(&bench, &[service_of(family, "round-robin", &[1, 1], ONE_PACKET)]);
     introduce(&bench);
     let clients = FrameSocket::open(&bench.client, "c0").unwrap();
     let backends = FrameSocket::open(&bench.backends[0], "e0").unwrap();
-    let victim = (CLIENT, CLIENT_PORT);
-    let own = (backend_address(1), BACKEND_PORT);
+    let host_address = family.balancer_backend_side();
+    let (vip, victim) = ((family.vip(), VIP_PORT), (family.client(), CLIENT_PORT));
+    let own = (family.backend(1), BACKEND_PORT);
     let mut wanted = 0;
     let mut refused = |socket: &FrameSocket, frame: &[u8], name: &str| {
         socket.send(frame).unwrap();
@@ -328,39 +358,54 @@ fn nobody_else_speaks_for_the_service() {
     let from_clients = |packet: Vec<u8>| packet::ethernet(mac(BALANCER_CLIENT_SIDE), mac(CLIENT), &packet);
     let from_backends =
         |packet: Vec<u8>| packet::ethernet(mac(BALANCER_BACKEND_SIDE), mac(backend_address(1)), &packet);
-    let udp = |from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)| Path::new(from, to).udp(b"forged").unwrap();
+    let udp = |from: (IpAddr, u16), to: (IpAddr, u16)| Path::new(from, to).udp(b"forged").unwrap();
     // In a backend's name from the clients' side.
     refused(&clients, &from_clients(udp(own, victim)), "orphan-reply");
     // To the service's address where nothing is served; and as a service's, or this host's.
-    refused(&backends, &from_backends(udp(own, (VIP, 9))), "orphan-reply");
-    refused(&clients, &from_clients(udp((VIP, VIP_PORT), (VIP, VIP_PORT))), "malformed");
-    refused(&clients, &from_clients(udp((BALANCER_BACKEND_SIDE, 7), (VIP, VIP_PORT))), "malformed");
-    refused(&clients, &from_clients(udp((Ipv4Addr::BROADCAST, 7), (VIP, VIP_PORT))), "malformed");
-    // To groups and to nobody: the kernel has no way there.
-    for to in [Ipv4Addr::new(224, 0, 0, 5), Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED] {
-        refused(&backends, &from_backends(udp(own, (to, 9))), "no-egress");
+    refused(&backends, &from_backends(udp(own, (vip.0, 9))), "orphan-reply");
+    refused(&clients, &from_clients(udp(vip, vip)), "malformed");
+    refused(&clients, &from_clients(udp((host_address, 7), vip)), "malformed");
+    // From and to groups, nobody, and who is known on one link alone.
+    let nobody = match family {
+        Family::Ipv4 => ["224.0.0.5", "255.255.255.255", "0.0.0.0"],
+        Family::Ipv6 => ["ff02::5", "fe80::7", "::"],
+    };
+    for nobody in nobody.map(|text| text.parse().unwrap()) {
+        refused(&clients, &from_clients(udp((nobody, 7), vip)), "malformed");
+        refused(&backends, &from_backends(udp(own, (nobody, 9))), "orphan-reply");
     }
     let mut fragment = udp(own, victim);
-    let sum = u16::from_be_bytes([fragment[10], fragment[11]]);
-    // More fragments, in place of none at all (RFC 1624).
-    assert_eq!(fragment[6..8], [0x40, 0]);
-    fragment[6] = 0x20;
-    let sum = u32::from(!sum) + u32::from(!0x4000_u16) + 0x2000;
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    fragment[10..12].copy_from_slice(&sum.to_be_bytes());
+    if family == Family::Ipv6 {
+        fragment = packet::extended(&fragment, &[(44, &[0, 0, 1, 0, 0, 0, 7])]).unwrap();
+    } else {
+        let sum = u16::from_be_bytes([fragment[10], fragment[11]]);
+        // More fragments, in place of none at all (RFC 1624).
+        assert_eq!(fragment[6..8], [0x40, 0]);
+        fragment[6] = 0x20;
+        let sum = u32::from(!sum) + u32::from(!0x4000_u16) + 0x2000;
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        fragment[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
     refused(&backends, &from_backends(fragment), "fragment");
-    let arrived = clients.receive_packet(Duration::ZERO, |packet| packet[12..16] == VIP.octets()).unwrap();
-    assert_eq!(arrived.map(|packet| to_hex(&packet)), None);
+    let heard = |limit: Duration| {
+        let is_from_vip = |packet: &[u8]| {
+            let frame = packet::ethernet([0; 6], [0; 6], packet);
+            Packet::parse(&frame).filter(|packet| packet.source.ip() == vip.0).is_some()
+        };
+        clients.receive_packet(limit, is_from_vip).unwrap()
+    };
+    assert_eq!(heard(Duration::ZERO).map(|packet| to_hex(&packet)), None);
     let status = status::read_fresh(&balancer).unwrap();
     assert_eq!(each(&status, |backend| (backend.packets, backend.active)), [(0, 0); 2]);
     // The host's own questions to a backend are answered to the host.
-    let host = bench.balancer.run(|| Ok(UdpSocket::bind((BALANCER_BACKEND_SIDE, 50_000))?)).unwrap();
+    let host = bench.balancer.run(|| Ok(UdpSocket::bind((host_address, 50_000))?)).unwrap();
     host.set_read_timeout(Some(LIMIT)).unwrap();
-    backends.send(&from_backends(udp(own, (BALANCER_BACKEND_SIDE, 50_000)))).unwrap();
+    backends.send(&from_backends(udp(own, (host_address, 50_000)))).unwrap();
     let (length, from) = host.recv_from(&mut [0; 16]).unwrap();
-    assert_eq!((length, from), (6, SocketAddrV4::new(own.0, own.1).into()));
+    assert_eq!((length, from), (6, SocketAddr::from(own)));
     // And what a backend really sends arrives.
     backends.send(&from_backends(udp(own, victim))).unwrap();
-    let arrived = clients.receive_packet(LIMIT, |packet| packet[12..16] == VIP.octets()).unwrap().unwrap();
-    assert_eq!(arrived[20..24], [VIP_PORT.to_be_bytes(), CLIENT_PORT.to_be_bytes()].concat());
+    let arrived = heard(LIMIT).unwrap();
+    let arrived = Packet::parse(&packet::ethernet([0; 6], [0; 6], &arrived)).unwrap();
+    assert_eq!((arrived.source, arrived.destination), (vip.into(), victim.into()));
 }

@@ -3,8 +3,8 @@
 use std::{vec, vec::Vec};
 
 use balancer_common::{
-    FIRST_SNAT_PORT, ICMP, ICMPV6, MAX_PORTS, NextHop, Reason, Service, UDP, answer as answers, endpoint, family,
-    option, role, selector,
+    FIRST_SNAT_PORT, ICMP, ICMPV6, MAX_PORTS, NextHop, Reason, Service, UDP, answer as answers, endpoint,
+    family, option, role, selector,
 };
 
 use super::{

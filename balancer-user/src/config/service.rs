@@ -250,7 +250,7 @@ impl Service {
             Some(value) => read_rtsp_nat(value, protocol, findings).map(Some),
             None => Some(None),
         };
-        let one_packet = read_one_packet(&section, (address, protocol, method, snat), findings);
+        let one_packet = read_one_packet(&section, (protocol, method, snat), findings);
         let slow_starts = value::duration(Duration::ZERO..=Duration::from_secs(3600));
         let slow_start = section.optional("slow-start", Duration::ZERO, slow_starts, findings);
         let health = match section.get("health") {
@@ -333,7 +333,7 @@ fn read_requests(
 /// `one-packet`, which belongs to UDP services, and goes with nothing that is about flows.
 fn read_one_packet(
     section: &Section<'_>,
-    (address, protocol, method, snat): (Option<Endpoint>, Option<Protocol>, Option<Method>, Option<Snat>),
+    (protocol, method, snat): (Option<Protocol>, Option<Method>, Option<Snat>),
     findings: &mut Findings<'_>,
 ) -> Option<bool> {
     let one_packet = section.optional("one-packet", false, value::boolean, findings)?;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 use balancer_common::{
     Backend, BackendId, STAMP_SHIFT, Service, ServiceKey, TIMEOUT_SHIFT, UDP, ability, answer, endpoint,
-    forward, option, selector, unmapped,
+    forward, option, selector,
 };
 
 use super::{

@@ -12,7 +12,7 @@ mod refusal;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     path::Path,
     sync::atomic::Ordering,
@@ -28,8 +28,8 @@ use aya::{
 use aya_log::EbpfLogger;
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason,
-    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, Unresolved, WAYS, flow_buckets,
-    names, unmapped,
+    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, Unresolved, WAYS,
+    flow_buckets, names, unmapped,
 };
 
 use balancer_ebpf::table;
