@@ -163,8 +163,8 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`one_packet::carry`].
     #[inline(always)]
-    fn carry_alone<P: Packet>(&self, packet: &P) -> Step {
-        one_packet::carry(packet, self)
+    fn carry_alone<P: Packet>(&self, packet: &P, is_answer: bool) -> Step {
+        one_packet::carry(packet, self, is_answer)
     }
     /// [`open::choose`].
     #[inline(always)]

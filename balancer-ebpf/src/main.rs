@@ -397,8 +397,9 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn carry_alone<P: Packet>(&self, _packet: &P) -> Step {
-        Step::from_number(packet_carry_alone(self.0.ctx))
+    fn carry_alone<P: Packet>(&self, _packet: &P, is_answer: bool) -> Step {
+        let step = if is_answer { packet_answer_alone(self.0.ctx) } else { packet_ask_alone(self.0.ctx) };
+        Step::from_number(step)
     }
 
     #[inline(always)]
@@ -564,9 +565,16 @@ extern "C" fn packet_wrap(context: *mut xdp_md, backend: u32, lot: u32) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn packet_carry_alone(context: *mut xdp_md) -> u64 {
+extern "C" fn packet_ask_alone(context: *mut xdp_md) -> u64 {
     let context = XdpContext::new(context);
-    one_packet::carry(&Frame(&context), &Kernel(&context)).to_number()
+    one_packet::carry(&Frame(&context), &Kernel(&context), false).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_answer_alone(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    one_packet::carry(&Frame(&context), &Kernel(&context), true).to_number()
 }
 
 #[unsafe(no_mangle)]

@@ -20,37 +20,37 @@ use crate::{
     state::Direction,
 };
 
-/// Sends a datagram on that is to such a service, or from one of its backends, and of no flow.
+/// Sends a datagram on that is of no flow, and to such a service, or as an answer from one of its backends. `Alone` says that
+/// it is no request.
 #[inline(always)]
-pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
+pub fn carry<P: Packet, E: Environment>(packet: &P, environment: &E, is_answer: bool) -> Step {
     // It was parsed before: there is a key.
     let Ok(parsed) = parse(packet, environment) else { return Step::Foreign };
     // What follows it would not know where it went.
     if parsed.is_first_part {
         return Step::Refused(Reason::Fragment);
     }
-    let carried = match process::service(environment, &parsed) {
-        Some(service) => match request(environment, &parsed, service) {
-            Err(Step::Refused(reason)) if process::is_answered(service, reason) => {
-                return Step::Rejected(reason, 0);
-            }
-            carried => carried,
-        },
-        None => {
-            let roles = environment.roles(&parsed.destination());
-            if process::is_for_host(&parsed.key, roles) {
-                return Step::Foreign;
-            }
-            reply(environment, &parsed, roles)
-        }
-    };
+    let carried = if is_answer { reply(environment, &parsed) } else { request(environment, &parsed) };
     match carried {
         Ok(step) | Err(step) => step,
     }
 }
 
 #[inline(always)]
-fn request<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) -> Result<Step, Step> {
+fn request<E: Environment>(environment: &E, parsed: &Parsed) -> Result<Step, Step> {
+    let Some(service) = process::service(environment, parsed) else { return Err(Step::Alone) };
+    forward_request(environment, parsed, service).map_err(|step| match step {
+        Step::Refused(reason) if process::is_answered(service, reason) => Step::Rejected(reason, 0),
+        step => step,
+    })
+}
+
+#[inline(always)]
+fn forward_request<E: Environment>(
+    environment: &E,
+    parsed: &Parsed,
+    service: &Service,
+) -> Result<Step, Step> {
     process::check_packet(parsed, forward::NAT)?;
     let opening = opening(environment)?;
     opening.client = parsed.source();
@@ -83,12 +83,16 @@ fn choose<'a, E: Environment>(
 }
 
 #[inline(always)]
-fn reply<E: Environment>(environment: &E, parsed: &Parsed, roles: u32) -> Result<Step, Step> {
+fn reply<E: Environment>(environment: &E, parsed: &Parsed) -> Result<Step, Step> {
+    let client = parsed.destination();
+    let roles = environment.roles(&client);
+    if process::is_for_host(&parsed.key, roles) {
+        return Err(Step::Foreign);
+    }
     process::check_packet(parsed, forward::NAT)?;
     let id = process::sender(environment, parsed) as BackendId;
     let backend = environment.backend(id).ok_or(Reason::OrphanReply)?;
     let from = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::OrphanReply)?;
-    let client = parsed.destination();
     // Only there the backend is: what claims to come from it elsewhere would leave in the service's name. And no client has
     // an address of a service or of this host, of a group, or of one link alone.
     let is_its = from.ifindex == environment.ingress()

@@ -137,7 +137,10 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
         step = environment.forward(packet, true);
     }
     if step == Step::Alone {
-        step = environment.carry_alone(packet);
+        step = environment.carry_alone(packet, false);
+        if step == Step::Alone {
+            step = environment.carry_alone(packet, true);
+        }
     }
     if step == Step::Rest {
         step = environment.forward_rest(packet);
