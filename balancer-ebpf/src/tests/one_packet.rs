@@ -9,7 +9,7 @@ use balancer_common::{
 
 use super::{
     bed::{Bed, CLIENT, VIP, datagram},
-    frame::{ACK, Endpoint, FAMILY, Frame, L4, SYN, address, both, ip_header, translated},
+    frame::{ACK, Endpoint, FAMILY, Frame, L4, SYN, address, ip_header, translated},
 };
 use crate::{Verdict, Way};
 
