@@ -45,7 +45,16 @@ impl RtspServer {
     }
 }
 
-/// A client that takes the tone for some seconds, by UDP.
+/// How media come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// In datagrams of their own.
+    Udp,
+    /// Within the control connection.
+    Tcp,
+}
+
+/// A client that takes the tone for some seconds.
 #[derive(Debug)]
 pub struct RtspClient {
     process: Process,
@@ -54,14 +63,25 @@ pub struct RtspClient {
 }
 
 impl RtspClient {
-    /// Starts it in a namespace.
+    /// Starts it in a namespace; its media come in datagrams.
     pub fn start(netns: &Netns, address: SocketAddr, seconds: u32) -> Result<Self> {
+        Self::start_with(netns, address, seconds, Transport::Udp)
+    }
+
+    /// The same with a transport of one's own.
+    pub fn start_with(
+        netns: &Netns,
+        address: SocketAddr,
+        seconds: u32,
+        transport: Transport,
+    ) -> Result<Self> {
+        let transport = if transport == Transport::Udp { "udp" } else { "tcp" };
         let directory =
             TempDir::with_prefix("balancer-rtsp-").context("make a directory for an RTSP client")?;
         let file = directory.path().join("tone.wav");
         let mut command = netns.command("ffmpeg");
         command
-            .args(["-hide_banner", "-nostdin", "-loglevel", "warning", "-rtsp_transport", "udp"])
+            .args(["-hide_banner", "-nostdin", "-loglevel", "warning", "-rtsp_transport", transport])
             .args(["-i", &format!("rtsp://{address}/tone"), "-t", &seconds.to_string()])
             .arg(&file);
         Ok(Self { process: Process::spawn(&mut command)?, file, _directory: directory })

@@ -122,6 +122,39 @@ fn a_client_does_not_keep_a_backend_that_is_full_or_a_backup() {
     assert_eq!(status::drops(&status::read_fresh(&scene.balancer).unwrap()), []);
 }
 
+/// A client that is remembered leaves a backend that drains, also for the backup when no other is left; its old flows stay where
+/// they are, and it comes back from the backup when it may, but not from one that has served it in between.
+#[test]
+fn a_client_leaves_a_backend_that_drains_and_its_flows_stay() {
+    let edit = |text: String| text.replace("name = \"b3\"", "name = \"b3\"\nbackup = true");
+    let persistence = "persistence = { mask = 32, timeout = \"1m\" }";
+    let scene = Scene::new("round-robin", persistence, &[1, 1, 1], edit);
+    let (old, first) = scene.flow(CLIENT);
+    assert_eq!((first, scene.flows(4)), (1, vec![1; 4]));
+    let drain = |number: u8, verb: &str| {
+        scene.balancer.call(&["backend", verb, &format!("b{number}")]).unwrap();
+    };
+    let share = |wanted: [bool; 3]| {
+        scene.wait("the ring", |status| each(status, |backend| backend.share > 0.0) == wanted);
+    };
+    drain(1, "drain");
+    share([false, true, false]);
+    let (second, number) = scene.flow(CLIENT);
+    assert_eq!((number, scene.flows(4)), (2, vec![2; 4]));
+    drain(2, "drain");
+    share([false, false, true]);
+    assert_eq!(scene.flows(4), [3; 4]);
+    assert_eq!([&old, &second].map(|flow| responder::ask(flow).unwrap()), [1, 2]);
+    drain(1, "enable");
+    share([true, false, false]);
+    assert_eq!(scene.flows(4), [1; 4]);
+    drain(2, "enable");
+    share([true, true, false]);
+    assert_eq!(scene.flows(4), [1; 4]);
+    assert_eq!([&old, &second].map(|flow| responder::ask(flow).unwrap()), [1, 2]);
+    assert_eq!(status::drops(&status::read_fresh(&scene.balancer).unwrap()), []);
+}
+
 #[test]
 fn a_backup_comes_when_no_other_can_and_goes_again() {
     let edit = |text: String| text.replace("name = \"b3\"", "name = \"b3\"\nbackup = true");

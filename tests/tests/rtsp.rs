@@ -9,7 +9,7 @@ use std::{
 use balancer_tests::{
     Balancer, Capture, Plan, Topology,
     config::{self, BACKEND_PORT, Service, VIP_PORT},
-    rtsp::{RtspClient, RtspServer},
+    rtsp::{RtspClient, RtspServer, Transport},
     status::{self, each},
     topology::Family,
 };
@@ -110,4 +110,35 @@ fn media_without_a_control_connection_are_refused_by_name() {
         });
         assert_eq!(each(&status.unwrap(), |backend| (backend.active, backend.packets)), [(0, 0); 2]);
     }
+}
+
+/// Two clients at one address, one after the other, and one whose media go within its control connection.
+#[test]
+fn clients_at_one_address_get_their_media() {
+    let family = Family::Ipv4;
+    let (bench, _) = bench(family);
+    let address = |number| SocketAddr::from((family.backend(number), BACKEND_PORT));
+    let _servers: Vec<RtspServer> = (1..)
+        .zip(&bench.backends)
+        .map(|(number, netns)| RtspServer::start(netns, address(number), DATA_PORTS).unwrap())
+        .collect();
+    let balancer = start(&bench, family);
+    let vip = SocketAddr::from((family.vip(), VIP_PORT));
+    let active = |wanted: [u64; 2]| {
+        status::wait(&balancer, "the connections", |status| each(status, |backend| backend.active) == wanted)
+            .unwrap()
+    };
+    let clients = [(Transport::Udp, [1, 0]), (Transport::Tcp, [1, 1]), (Transport::Udp, [2, 1])].map(
+        |(transport, now)| {
+            let client = RtspClient::start_with(&bench.client, vip, 4, transport).unwrap();
+            active(now);
+            client
+        },
+    );
+    for client in clients {
+        let received = client.received(LIMIT).unwrap();
+        assert!(received > 40_000, "{received} bytes");
+    }
+    let status = active([0, 0]);
+    assert_eq!(status::drops(&status), []);
 }
