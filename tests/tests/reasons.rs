@@ -115,7 +115,7 @@ fn counted(reason: Reason) -> Vec<(Reason, u64)> {
             packet
         }),
         Reason::FlowRaced => on_the_host(|bed| {
-            // Another CPU has begun to open the flow.
+            // Another CPU has begun to open another flow, whose replies would look alike.
             let request = bed::datagram();
             let key = |source: frame::Endpoint, destination: frame::Endpoint| balancer_common::FlowKey {
                 source: source.0,
@@ -126,7 +126,7 @@ fn counted(reason: Reason) -> Vec<(Reason, u64)> {
                 family: balancer_common::family::IPV4,
                 reserved: [0; 2],
             };
-            let entries = [key(request.source, request.destination), key(Bed::BACKENDS[0], request.source)]
+            let entries = [key(request.source, Bed::VIPS[1]), key(Bed::BACKENDS[0], request.source)]
                 .map(|key| (key, enter::reserve(&bed.kernel, &key, 1_000)));
             let [to, back] = entries;
             assert!(to.1 != NO_TWIN && back.1 != NO_TWIN);

@@ -323,14 +323,6 @@ impl Datapath {
         Ok(program.ok_or_else(|| anyhow!("the program `{}` is gone", names::PROGRAM))?.try_into()?)
     }
 
-    /// How many instructions the verifier followed to accept the program (Linux 5.16).
-    pub fn verified_instructions(&self) -> Result<u32> {
-        self.loaded_program()?
-            .info()?
-            .verified_instruction_count()
-            .ok_or_else(|| anyhow!("this kernel does not say"))
-    }
-
     /// Makes a service known, or changes it.
     pub fn set_service(&mut self, key: &ServiceKey, service: &Service) -> Result<()> {
         self.services.insert(
