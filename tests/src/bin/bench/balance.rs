@@ -59,15 +59,17 @@ pub fn run(options: &Options) -> Result<()> {
         .into_iter()
         .flat_map(|scene| Kind::ALL.map(|kind| Job { scene, kind, runs: Vec::new() }))
         .collect();
+    let scenes = jobs.len() / Kind::ALL.len();
     let tasks: Vec<(usize, u64)> = (1..=u64::from(options.seeds.get()))
-        .flat_map(|seed| (0..jobs.len()).map(move |job| (job, seed)))
+        .flat_map(|seed| (0..scenes).map(move |scene| (scene, seed)))
         .collect();
     let next = AtomicUsize::new(0);
     let worker = || -> Vec<(usize, u64, Verdict)> {
         let mut done = Vec::new();
-        while let Some((job, seed)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
-            let Job { scene, kind, .. } = &jobs[job];
-            done.push((job, seed, play::play(scene, *kind, seed, options.seconds.into())));
+        while let Some((scene, seed)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
+            let first = scene * Kind::ALL.len();
+            let verdicts = play::play(&jobs[first].scene, seed, options.seconds.into());
+            done.extend((first..).zip(verdicts).map(|(job, verdict)| (job, seed, verdict)));
         }
         done
     };

@@ -51,68 +51,84 @@ impl Weights {
     }
 }
 
+/// How many methods are played.
+const KINDS: usize = Kind::ALL.len();
+
 /// A flow under way.
 struct Sender {
     flow: Flow,
-    backend: usize,
+    /// Whose it is with each method.
+    backends: [u8; KINDS],
     next: u64,
     left: u64,
 }
 
-struct World {
+/// What differs from method to method.
+struct Player {
     choice: Box<dyn Choice>,
     judge: Judge,
     live: Vec<Live>,
     /// What ends, or is forgotten, when.
     ends: BinaryHeap<Reverse<(u64, usize, bool)>>,
-    calendar: Vec<Vec<Sender>>,
     growth: Vec<Observation>,
+}
+
+/// The flows, and what they send, which is the same with each method: so they are played only once for all.
+struct World {
+    players: [Player; KINDS],
+    calendar: Vec<Vec<Sender>>,
     ages: [Traffic; AGES],
 }
 
-/// Plays a scene for `seconds` and judges what comes after the warm-up (steady scenes: a minute after it).
-pub fn play(scene: &Scene, kind: Kind, seed: u64, seconds: u64) -> Verdict {
+/// Plays a scene for `seconds` with each method, and judges what comes after the warm-up (steady scenes: a minute after it).
+pub fn play(scene: &Scene, seed: u64, seconds: u64) -> [Verdict; KINDS] {
     let weights = scene.weights.list();
     let count = weights.len();
     let from = WARM_UP + if scene.returns { 0 } else { 60 * SECOND };
     let end = seconds * SECOND;
-    let mut world = World {
+    let player = |kind: Kind| Player {
         choice: kind.start(scene.measure, seed),
         judge: Judge::new(&weights, scene.measure, WARM_UP, from),
         live: vec![Live::default(); count],
         ends: BinaryHeap::new(),
-        calendar: (0..CALENDAR).map(|_| Vec::new()).collect(),
         growth: vec![Observation::default(); count],
+    };
+    let mut world = World {
+        players: Kind::ALL.map(player),
+        calendar: (0..CALENDAR).map(|_| Vec::new()).collect(),
         ages: [Traffic::default(); AGES],
     };
     let mut first = weights.clone();
     if let (Some(last), true) = (first.last_mut(), scene.returns) {
         *last = 0;
     }
-    world.choice.set_weights(0, &first);
+    world.set_weights(0, &first);
     let mut flows = scene.workload.flows(seed, count, end).peekable();
     for now in (TICK..=end).step_by(TICK as usize) {
         while let Some(flow) = flows.next_if(|flow| flow.at <= now) {
             world.open(flow);
         }
         world.send(now);
-        world.judge.count(now, &world.growth);
-        world.choice.observe(now, &world.growth, &world.ages);
-        world.growth.fill(Observation::default());
+        for player in &mut world.players {
+            player.judge.count(now, &player.growth);
+            player.choice.observe(now, &player.growth, &world.ages);
+            player.growth.fill(Observation::default());
+        }
         world.ages.fill(Traffic::default());
         while let Some(flow) = flows.next_if(|flow| flow.at <= now + READING) {
             world.open(flow);
         }
         if now == WARM_UP && scene.returns {
-            world.choice.set_weights(now, &weights);
+            world.set_weights(now, &weights);
         }
-        world.choice.plan(now);
+        world.players.iter_mut().for_each(|player| player.choice.plan(now));
     }
-    world.judge.verdict()
+    world.players.each_ref().map(|player| player.judge.verdict())
 }
 
-impl World {
-    fn open(&mut self, flow: Flow) {
+impl Player {
+    /// Opens a flow; its backend.
+    fn open(&mut self, flow: &Flow) -> u8 {
         while let Some(Reverse((when, backend, was_open))) = self.ends.peek().copied() {
             if when > flow.at {
                 break;
@@ -131,7 +147,19 @@ impl World {
         self.live[backend].active += 1;
         self.ends.push(Reverse((flow.end, backend, true)));
         self.growth[backend].opened += 1;
-        self.queue(Sender { flow, backend, next: flow.at, left: flow.packets });
+        // There are a hundred at most.
+        backend as u8
+    }
+}
+
+impl World {
+    fn set_weights(&mut self, now: u64, weights: &[u8]) {
+        self.players.iter_mut().for_each(|player| player.choice.set_weights(now, weights));
+    }
+
+    fn open(&mut self, flow: Flow) {
+        let backends = self.players.each_mut().map(|player| player.open(&flow));
+        self.queue(Sender { flow, backends, next: flow.at, left: flow.packets });
     }
 
     fn queue(&mut self, sender: Sender) {
@@ -144,14 +172,18 @@ impl World {
         let tick = (now / TICK) as usize % CALENDAR;
         let stamp = |time: u64| (time >> STAMP_SHIFT) as u32;
         for mut sender in std::mem::take(&mut self.calendar[tick]) {
+            let mut sent = Traffic::default();
             while sender.left > 0 && sender.next <= now {
                 let packet = Traffic { packets: 1, bytes: sender.flow.size };
-                add(&mut self.growth[sender.backend].traffic, packet);
+                add(&mut sent, packet);
                 if let Some(bucket) = age_bucket(stamp(sender.next) - stamp(sender.flow.at)) {
                     add(&mut self.ages[bucket], packet);
                 }
                 sender.next += sender.flow.gap;
                 sender.left -= 1;
+            }
+            for (player, backend) in self.players.iter_mut().zip(sender.backends) {
+                add(&mut player.growth[usize::from(backend)].traffic, sent);
             }
             if sender.left > 0 {
                 self.queue(sender);
