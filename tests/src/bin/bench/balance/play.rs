@@ -1,6 +1,9 @@
 //! The simulation: flows arrive, are given to backends and send; the counters are read every tick.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
 
 use balancer_common::{AGES, STAMP_SHIFT, Traffic, age_bucket};
 use balancer_user::{balance::Observation, method::Method};
@@ -68,14 +71,16 @@ struct Player {
     choice: Box<dyn Choice>,
     judge: Judge,
     live: Vec<Live>,
-    /// What ends, or is forgotten, when.
-    ends: BinaryHeap<Reverse<(u64, usize, bool)>>,
     growth: Vec<Observation>,
 }
 
 /// The flows, and what they send, which is the same with each method: so they are played only once for all.
 struct World {
     players: [Player; KINDS],
+    /// Which open flow ends when, and whose it is with each method.
+    ends: BinaryHeap<Reverse<(u64, [u8; KINDS])>>,
+    /// The same of when those that have ended are forgotten, in order.
+    ended: VecDeque<(u64, [u8; KINDS])>,
     calendar: Vec<Vec<Sender>>,
     ages: [Traffic; AGES],
 }
@@ -90,11 +95,12 @@ pub fn play(scene: &Scene, seed: u64, seconds: u64) -> [Verdict; KINDS] {
         choice: kind.start(scene.measure, seed),
         judge: Judge::new(&weights, scene.measure, WARM_UP, from),
         live: vec![Live::default(); count],
-        ends: BinaryHeap::new(),
         growth: vec![Observation::default(); count],
     };
     let mut world = World {
         players: Kind::ALL.map(player),
+        ends: BinaryHeap::new(),
+        ended: VecDeque::new(),
         calendar: (0..CALENDAR).map(|_| Vec::new()).collect(),
         ages: [Traffic::default(); AGES],
     };
@@ -129,23 +135,9 @@ pub fn play(scene: &Scene, seed: u64, seconds: u64) -> [Verdict; KINDS] {
 impl Player {
     /// Opens a flow; its backend.
     fn open(&mut self, flow: &Flow) -> u8 {
-        while let Some(Reverse((when, backend, was_open))) = self.ends.peek().copied() {
-            if when > flow.at {
-                break;
-            }
-            self.ends.pop();
-            if was_open {
-                self.live[backend].active -= 1;
-                self.live[backend].inactive += 1;
-                self.ends.push(Reverse((when + INACTIVE, backend, false)));
-            } else {
-                self.live[backend].inactive -= 1;
-            }
-        }
         let backend = self.choice.choose(&self.live);
         self.judge.pick(flow.at, backend);
         self.live[backend].active += 1;
-        self.ends.push(Reverse((flow.end, backend, true)));
         self.growth[backend].opened += 1;
         // There are a hundred at most.
         backend as u8
@@ -158,8 +150,33 @@ impl World {
     }
 
     fn open(&mut self, flow: Flow) {
+        self.end(flow.at);
         let backends = self.players.each_mut().map(|player| player.open(&flow));
+        self.ends.push(Reverse((flow.end, backends)));
         self.queue(Sender { flow, backends, next: flow.at, left: flow.packets });
+    }
+
+    /// Ends and forgets what has ended by now.
+    fn end(&mut self, now: u64) {
+        while let Some(Reverse((when, backends))) = self.ends.peek().copied()
+            && when <= now
+        {
+            self.ends.pop();
+            self.ended.push_back((when + INACTIVE, backends));
+            for (player, backend) in self.players.iter_mut().zip(backends) {
+                let live = &mut player.live[usize::from(backend)];
+                live.active -= 1;
+                live.inactive += 1;
+            }
+        }
+        while let Some((when, backends)) = self.ended.front().copied()
+            && when <= now
+        {
+            self.ended.pop_front();
+            for (player, backend) in self.players.iter_mut().zip(backends) {
+                player.live[usize::from(backend)].inactive -= 1;
+            }
+        }
     }
 
     fn queue(&mut self, sender: Sender) {
