@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod command;
 mod end_to_end;
+mod interop;
 mod linker;
 mod lint;
 mod packages;
@@ -43,6 +44,8 @@ enum Verb {
     Demo(play::Options),
     /// Change, kill and cut off a balancer at random, under a load whose every byte is compared, as root
     Soak(play::Options),
+    /// Send packets through the tunnels and VLAN devices of Debian's kernel, in a virtual machine
+    Interop,
     /// Measure: each measurement says what it needs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -68,6 +71,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Test(options) => test::run(&workspace, &options),
         Verb::Demo(options) => play::run(&workspace, "demo", &options),
         Verb::Soak(options) => play::run(&workspace, "soak", &options),
+        Verb::Interop => interop::run(&workspace),
         Verb::Bench(bench) => bench::run(&workspace, &bench),
     }
 }
