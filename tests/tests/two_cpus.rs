@@ -163,10 +163,11 @@ fn a_flow_that_two_queues_bring_at_once_is_one_flow() {
         packets + status.drops.values().sum::<u64>() == 2 * u64::from(FLOWS)
     })
     .unwrap();
-    // The second packet goes with the first, unless the CPU that opens the flow is interrupted for longer than a rival waits.
+    // The second packet goes with the first: a CPU that is interrupted while it opens the flow is overtaken, unless that happens
+    // to the other too.
     let raced = status.drops["flow-raced"];
     assert_eq!(status.drops.values().sum::<u64>(), raced, "{:?}", status.drops);
-    assert!(raced <= u64::from(FLOWS) / 100, "{raced} of {FLOWS}");
+    assert!(raced <= 1, "{raced} of {FLOWS}");
     assert_eq!(each(&status, |backend| backend.active).iter().sum::<u64>(), u64::from(FLOWS));
     assert!(each(&before, |backend| backend.active).iter().all(|count| *count == 0));
     // Each flow is with one backend.
