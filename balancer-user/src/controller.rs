@@ -2,6 +2,7 @@
 //! selection rings. It holds the numbers of services and backends in the maps.
 
 mod ask;
+mod changes;
 mod explain;
 mod generations;
 mod health;
@@ -12,9 +13,10 @@ mod status;
 mod sweep;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::IpAddr,
     path::PathBuf,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -22,16 +24,19 @@ use balancer_common::{
     AGES, AgeProfile, BackendCounters, BackendId, MAX_PORTS, NextHop, ResponseTimes, Traffic, forward, role,
 };
 use bytemuck::Zeroable as _;
+use tokio::sync::mpsc;
 
+pub use self::changes::Prepared;
 use self::{
+    changes::Changes,
     generations::Generations,
     search::Searches,
-    seats::{LiveBackend, LiveService, front},
+    seats::{Front, LiveBackend, LiveService, front},
     sweep::Walk,
 };
 use crate::{
     address,
-    api::InterfaceStatus,
+    api::{InterfaceStatus, LastChange},
     balance::{Member, Observation, Taken},
     clock::Monotonic,
     config::{Config, Daemon},
@@ -70,11 +75,16 @@ pub struct Controller {
     interfaces: Vec<InterfaceStatus>,
     searches: Searches,
     generations: Generations,
+    changes: Changes,
+    /// When the last tick was due, and how many were not made in time.
+    ticked: Option<Monotonic>,
+    missed_ticks: u64,
 }
 
 impl Controller {
     /// Takes over what an earlier daemon left in the maps, if anything, and applies a configuration, the text of which is from
-    /// `file`. Until the first `tick` of a controller that took over nothing, no flow is taken.
+    /// `file`. Until the first `tick` of a controller that took over nothing, no flow is taken. Changes that have been prepared
+    /// go to `prepared`.
     ///
     /// # Errors
     ///
@@ -83,6 +93,7 @@ impl Controller {
         datapath: Datapath,
         (file, text): (PathBuf, String),
         config: Config,
+        prepared: mpsc::UnboundedSender<Prepared>,
         now: Monotonic,
     ) -> Result<Controller> {
         let walk = Walk::new(now);
@@ -104,21 +115,25 @@ impl Controller {
             interfaces: Vec::new(),
             searches: Searches::default(),
             generations: Generations::new(file, text, config.clone()),
+            changes: Changes::new(prepared),
+            ticked: None,
+            missed_ticks: 0,
         };
         let left = controller.take_over(now)?;
-        controller.apply_after(now, &config, left)?;
+        controller.apply_after(now, &config, left, &HashSet::new())?;
         Ok(controller)
     }
 
     /// Changes the running services and backends to those of a configuration. What is not changed by it goes on: flows,
-    /// windows, rotation. A backend that is not in it any more keeps its flows until its `drain-timeout`.
+    /// windows, rotation; the services at `unchanged` are not even looked at. A backend that is not in it any more keeps its flows
+    /// until its `drain-timeout`.
     ///
     /// # Errors
     ///
     /// When there is no room beside what is still draining: then nothing was changed. When the kernel refuses.
-    fn apply(&mut self, now: Monotonic, config: &Config) -> Result<()> {
+    fn apply(&mut self, now: Monotonic, config: &Config, unchanged: &HashSet<Front>) -> Result<LastChange> {
         let left = self.services.iter().map(|service| (front(&service.config), service.id)).collect();
-        self.apply_after(now, config, left)
+        self.apply_after(now, config, left, unchanged)
     }
 
     /// How the daemon itself runs.
@@ -186,15 +201,18 @@ impl Controller {
             let hop = port_hop(link, port).unwrap_or_else(NextHop::zeroed);
             self.datapath.set_next_hop(u32::from(port), &hop);
         }
-        self.set_hops(now);
+        let all: Vec<BackendId> = (0..).take(self.backends.len()).collect();
+        self.set_hops(now, &all);
         self.set_roles()?;
         self.set_members(now)
     }
 
-    fn set_hops(&mut self, now: Monotonic) {
+    /// Writes how these backends are reached.
+    fn set_hops(&mut self, now: Monotonic, ids: &[BackendId]) {
         let names: Vec<&str> = self.daemon.interfaces.iter().map(|name| name.as_str()).collect();
-        for (id, backend) in (0..).zip(&mut self.backends) {
-            let Some(backend) = backend else { continue };
+        for id in ids {
+            let Some(Some(backend)) = self.backends.get_mut(usize::from(*id)) else { continue };
+            let id = u32::from(*id);
             backend.source = self.network.source(backend.endpoint.ip());
             let hop = backend.hop_through(&self.network, &names);
             if backend.hop != Some(hop) {
@@ -260,6 +278,16 @@ impl Controller {
         }
         self.roles = roles;
         Ok(())
+    }
+
+    /// The pass that is due with every `tick` of the configuration.
+    pub fn tick_in_time(&mut self, now: Monotonic) -> Result<()> {
+        let period = self.daemon.tick.max(Duration::from_millis(1));
+        if let Some(before) = self.ticked.replace(now) {
+            let due = now.since(before).as_nanos() / period.as_nanos();
+            self.missed_ticks += u64::try_from(due.saturating_sub(1)).unwrap_or(u64::MAX);
+        }
+        self.tick(now)
     }
 
     /// One pass: counters, windows, rings, and a slice of the flow table.

@@ -25,7 +25,7 @@ pub use flows::{
 };
 pub use model::{
     AttachedMode, BackendState, BackendStatus, ByState, Drain, FlowsStatus, HealthStatus, HealthVerdict,
-    InterfaceState, InterfaceStatus, ResponseTime, ServiceStatus, Status,
+    InterfaceState, InterfaceStatus, LastChange, ResponseTime, ServiceStatus, Status,
 };
 pub use openapi::openapi;
 pub use refusal::Refusal;

@@ -15,6 +15,11 @@ pub struct Status {
     pub services: Vec<ServiceStatus>,
     /// The number of the configuration in force: 1 since the start, and one more with each change.
     pub generation: u64,
+    /// The last change or reload since the start.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_change: Option<LastChange>,
+    /// Ticks since the start that were not made, because something else took longer than a tick.
+    pub missed_ticks: u64,
     /// The interfaces, in the order of the configuration.
     pub interfaces: Vec<InterfaceStatus>,
     /// What is in the flow table.
@@ -25,6 +30,20 @@ pub struct Status {
     pub selection_age_ms: u64,
     /// What time the `window_*` figures cover, in milliseconds: less than the configured window at first.
     pub window_ms: u64,
+}
+
+/// What the last change or reload has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LastChange {
+    /// The number of the configuration in force since; the same as before if nothing was different.
+    pub generation: u64,
+    /// Services that were added, removed or looked through because something of them is different.
+    pub services: u64,
+    /// Backends that were added, removed or looked through with their services.
+    pub backends: u64,
+    /// How long it took the controller, in milliseconds, to three decimals. It is read and judged beside the controller.
+    #[serde(serialize_with = "three_decimals")]
+    pub took_ms: f64,
 }
 
 /// The flow table.
@@ -348,6 +367,8 @@ pub(crate) mod tests {
                 backends: vec![backend(11, 2), backend(12, 0)],
             }],
             generation: 3,
+            last_change: Some(LastChange { generation: 3, services: 1, backends: 2, took_ms: 1.234_56 }),
+            missed_ticks: 4,
             interfaces: vec![InterfaceStatus {
                 name: "eth0".to_owned(),
                 mode: AttachedMode::Generic,
@@ -395,6 +416,8 @@ pub(crate) mod tests {
                 ]
             }],
             "generation": 3,
+            "last_change": { "generation": 3, "services": 1, "backends": 2, "took_ms": 1.235 },
+            "missed_ticks": 4,
             "interfaces": [{ "name": "eth0", "mode": "generic", "state": "up" }],
             "flows": {
                 "room": 1024,

@@ -20,7 +20,7 @@ use crate::{
     cli::RunArgs,
     clock::Monotonic,
     config::{Config, Name, PassiveHealth},
-    controller::Controller,
+    controller::{Controller, Prepared},
     datapath::{Datapath, Sizes, remove_pinned_maps},
     ephemeral, forwarding,
     health::{Prober, Report},
@@ -75,7 +75,8 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     if let (Some(pins), true) = (pins, arguments.fresh) {
         remove_pinned_maps(pins)?;
     }
-    let mut controller = load(config, (arguments.config.clone(), text))?;
+    let (prepare, prepared) = mpsc::unbounded_channel();
+    let mut controller = load(config, (arguments.config.clone(), text), prepare)?;
     let (prober, reports) = Prober::start()?;
     prober.check(controller.targets());
     let addresses = controller.backend_addresses();
@@ -119,13 +120,17 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer };
     let health = (prober, reports);
     tokio::select! {
-        result = steer(&mut controller, &mut attachments, kernel, health, asked, &publish, &mut supervisor) => result,
+        result = steer(&mut controller, &mut attachments, kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
         result = netlink.follow(addresses, asked_for, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
 }
 
-fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
+fn load(
+    config: Config,
+    source: (PathBuf, String),
+    prepared: mpsc::UnboundedSender<Prepared>,
+) -> Result<Controller> {
     let sizes = Sizes {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
@@ -138,7 +143,7 @@ fn load(config: Config, source: (PathBuf, String)) -> Result<Controller> {
     if log_refusals {
         tokio::spawn(datapath.follow_log()?);
     }
-    Controller::new(datapath, source, config, Monotonic::now())
+    Controller::new(datapath, source, config, prepared, Monotonic::now())
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
@@ -181,7 +186,7 @@ async fn steer(
     attachments: &mut Attachments,
     Kernel { mut network, addresses, neighbours, mut announcer }: Kernel,
     (prober, mut reports): (Prober, mpsc::Receiver<Report>),
-    mut asked: mpsc::Receiver<Command>,
+    (mut asked, mut prepared): (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Prepared>),
     publish: &watch::Sender<Published>,
     supervisor: &mut Supervisor,
 ) -> Result<()> {
@@ -194,15 +199,12 @@ async fn steer(
     let mut heard = Vec::new();
     let mut generation = controller.generation();
     loop {
+        let mut changing = None;
         tokio::select! {
             biased;
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
-            _ = hangup.recv() => match controller.reload(Monotonic::now()) {
-                Ok(differences) if differences.is_empty() => tracing::info!("reloaded: nothing has changed"),
-                Ok(differences) => tracing::info!("reloaded: {} changes", differences.len()),
-                Err(error) => tracing::error!("reload refused, nothing has changed: {error:#}"),
-            },
+            _ = hangup.recv() => controller.reload(),
             changed = network.changed() => {
                 if changed.is_err() {
                     bail!("the kernel's routes and neighbours are no longer followed");
@@ -219,7 +221,7 @@ async fn steer(
             }
             _ = tick.tick() => {
                 let now = Monotonic::now();
-                controller.tick(now)?;
+                controller.tick_in_time(now)?;
                 supervisor.alive(now);
                 if let Some(neighbour) = controller.take_unresolved() {
                     // One that finds no room is missed again by the next answer.
@@ -231,6 +233,11 @@ async fn steer(
                 } else {
                     publish.send_modify(|published| published.selected = controller.selected());
                 }
+            }
+            Some(change) = prepared.recv() => {
+                let now = Monotonic::now();
+                changing = Some(now);
+                controller.change(now, change);
             }
             Some(command) = asked.recv() => controller.answer(command),
             count = reports.recv_many(&mut heard, REPORTS) => {
@@ -255,6 +262,9 @@ async fn steer(
             prober.check(controller.targets());
             announce(&mut announcer, controller, &network.borrow());
             forwarding::warn_if_off(controller.daemon(), &controller.asks_for_ways());
+        }
+        if let Some(begun) = changing {
+            controller.note_change_time(Monotonic::now().since(begun));
         }
     }
     supervisor.stopping();

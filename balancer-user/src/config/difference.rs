@@ -1,13 +1,18 @@
 //! What sets one configuration apart from another, key by key, in the words of the file.
 
-use std::{fmt, net::IpAddr, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    net::IpAddr,
+    time::Duration,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Backend, Config, Forwarding, Health, OwnHealth, PassiveHealth, Persistence, Probe, Refusal, Requests,
-    Service, Snat,
+    Backend, Config, Forwarding, Health, Name, OwnHealth, PassiveHealth, Persistence, Probe, Refusal,
+    Requests, Service, Snat,
 };
 
 /// One thing that sets a new configuration apart from an old one.
@@ -80,11 +85,13 @@ impl Config {
             to: None,
         };
         let mut differences = Vec::new();
-        for old in self.services.iter().filter(|old| !new.services.iter().any(|new| new.name == old.name)) {
+        let stay: HashSet<&Name> = new.services.iter().map(|new| &new.name).collect();
+        for old in self.services.iter().filter(|old| !stay.contains(&old.name)) {
             differences.push(of(old, Change::Removed));
         }
+        let before: HashMap<&Name, &Service> = self.services.iter().map(|old| (&old.name, old)).collect();
         for new in &new.services {
-            let Some(old) = self.services.iter().find(|old| old.name == new.name) else {
+            let Some(old) = before.get(&new.name) else {
                 differences.push(of(new, Change::Added));
                 let added = |backend: &Backend| Difference {
                     backend: Some(backend.name.to_string()),
@@ -93,10 +100,18 @@ impl Config {
                 differences.extend(new.backends.iter().map(added));
                 continue;
             };
-            differences.extend(changes(&of(new, Change::Changed), old.written(), new.written()));
-            differences.extend(backends(&of(new, Change::Changed), old, new));
+            if *old != new {
+                differences.extend(changes(&of(new, Change::Changed), old.written(), new.written()));
+                differences.extend(backends(&of(new, Change::Changed), old, new));
+            }
         }
         differences
+    }
+
+    /// The services of a new configuration that are the same in this one, backends and all.
+    pub fn unchanged<'new>(&self, new: &'new Config) -> impl Iterator<Item = &'new Service> {
+        let before: HashMap<&Name, &Service> = self.services.iter().map(|old| (&old.name, old)).collect();
+        new.services.iter().filter(move |new| before.get(&new.name) == Some(new))
     }
 }
 

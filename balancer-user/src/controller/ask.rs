@@ -23,7 +23,7 @@ impl Controller {
             Command::Explain(explain, reply) => reply.send(self.explain(&explain)),
             Command::ShowConfig(_, reply) => reply.send(Ok(self.show_config())),
             Command::ChangeConfig(change, reply) => self.change_config(change, reply),
-            Command::Rollback(rollback, reply) => self.rollback(&rollback, reply),
+            Command::Rollback(rollback, reply) => self.rollback(rollback, reply),
             Command::WhatIf(what_if, reply) => reply.send(self.what_if(&what_if)),
         }
     }

@@ -17,7 +17,7 @@ use bytemuck::Zeroable as _;
 use super::{Controller, health::Checked, records};
 use crate::{
     address,
-    api::BackendState,
+    api::{BackendState, LastChange},
     balance::Balance,
     clock::Monotonic,
     config::{self, Config, DataPorts, Forwarding, Requests, Snat, SnatPorts},
@@ -283,28 +283,48 @@ impl Controller {
         Ok(services.into_iter().map(|(key, service)| (front(key, &service), service.id)).collect())
     }
 
-    /// Applies a configuration; `left` are the services that the program knows.
+    /// Applies a configuration; `left` are the services that the program knows, and those at `unchanged` stay as they are.
     pub(super) fn apply_after(
         &mut self,
         now: Monotonic,
         config: &Config,
         left: Vec<(Front, ServiceId)>,
-    ) -> Result<()> {
-        let seating = self.seat(config, &left)?;
+        unchanged: &HashSet<Front>,
+    ) -> Result<LastChange> {
+        let seating = self.seat(config, &left, unchanged)?;
         self.daemon = config.daemon.clone();
-        let mut before = std::mem::take(&mut self.services);
-        let seated: HashSet<BackendId> = seating.iter().flat_map(|(_, ids)| ids).copied().collect();
+        let before = std::mem::take(&mut self.services);
+        let mut before: HashMap<ServiceId, LiveService> =
+            before.into_iter().map(|live| (live.id, live)).collect();
+        let known: HashSet<ServiceId> = left.iter().map(|(_, id)| *id).collect();
         self.make_room(seating.iter().map(|(id, _)| usize::from(*id) + 1).max().unwrap_or(0));
+        let mut touched = LastChange::default();
+        let mut is_seated = vec![false; self.backends.len()];
+        let mut seated = Vec::new();
         for (service, (id, ids)) in config.services.iter().zip(seating) {
+            for place in ids.iter().map(|id| usize::from(*id)) {
+                is_seated.resize(is_seated.len().max(place + 1), false);
+                is_seated[place] = true;
+            }
+            let old = before.remove(&id);
+            let old = match old {
+                Some(old) if unchanged.contains(&front(service)) => {
+                    self.services.push(old);
+                    continue;
+                }
+                old => old,
+            };
+            touched.services += 1;
+            touched.backends += ids.len() as u64;
             for (position, id_of) in ids.iter().enumerate() {
                 self.seat_backend(now, id, service, position, *id_of);
             }
-            let old = before.iter().position(|old| old.id == id).map(|old| before.swap_remove(old));
+            seated.extend_from_slice(&ids);
             let mut balance = match old {
                 Some(old) => old.balance.with_method(now, service.method),
                 None => {
                     let mut balance = Balance::new(service.method, config.daemon.window);
-                    if left.iter().any(|(_, known)| *known == id) {
+                    if known.contains(&id) {
                         balance.adopt(self.datapath.slots(id));
                     } else {
                         // What a service that had this number left in the ring is not for this one's flows.
@@ -316,9 +336,13 @@ impl Controller {
             balance.set_slow_start(service.slow_start);
             self.services.push(LiveService { id, config: service.clone(), balance, ids });
         }
+        touched.services += before.len() as u64;
         for (id, backend) in (0..).zip(&mut self.backends) {
             let Some(backend) = backend else { continue };
-            if !seated.contains(&id) && !matches!(backend.duty, Duty::Leave { .. }) {
+            if !is_seated.get(id).is_some_and(|is_seated| *is_seated)
+                && !matches!(backend.duty, Duty::Leave { .. })
+            {
+                touched.backends += 1;
                 backend.config = None;
                 // An earlier daemon's may not have been known: its service's is as good.
                 if let Some(service) = self.services.iter().find(|service| service.id == backend.service) {
@@ -331,10 +355,13 @@ impl Controller {
         let is_followed = self.services.iter().any(|service| records::follows_exchanges(&service.config));
         let times = if is_followed { self.cells.len() } else { 0 };
         self.response_times.resize(times, ResponseTimes::default());
-        self.set_hops(now);
-        self.set_roles()?;
-        self.set_members(now)?;
-        self.write_services()
+        if touched != LastChange::default() {
+            self.set_hops(now, &seated);
+            self.set_roles()?;
+            self.set_members(now)?;
+        }
+        self.write_services()?;
+        Ok(touched)
     }
 
     /// Room for what is read of so many services.
@@ -346,14 +373,17 @@ impl Controller {
     }
 
     /// Finds a number for each service and backend: its own, or a free one. Changes nothing.
-    fn seat(&self, config: &Config, left: &[(Front, ServiceId)]) -> Result<Seating> {
+    fn seat(
+        &self,
+        config: &Config,
+        left: &[(Front, ServiceId)],
+        unchanged: &HashSet<Front>,
+    ) -> Result<Seating> {
         self.tell_apart(config)?;
         let sizes = self.datapath.sizes();
-        let mut services: Vec<Option<ServiceId>> = config
-            .services
-            .iter()
-            .map(|service| left.iter().find(|(known, _)| *known == front(service)).map(|(_, id)| *id))
-            .collect();
+        let known: HashMap<Front, ServiceId> = left.iter().copied().collect();
+        let mut services: Vec<Option<ServiceId>> =
+            config.services.iter().map(|service| known.get(&front(service)).copied()).collect();
         // A service's number is in use as long as one of its backends is there, also when it has gone itself.
         let mut taken: HashSet<ServiceId> = left.iter().map(|(_, id)| *id).collect();
         taken.extend(self.backends.iter().flatten().map(|backend| backend.service));
@@ -372,12 +402,24 @@ impl Controller {
             .filter_map(|id| BackendId::try_from(id).ok());
         // Flows of another mode can't be led on in this one.
         let mut own: HashMap<(ServiceId, SocketAddr, u8), BackendId> = HashMap::new();
+        let unchanged: HashMap<ServiceId, &LiveService> = self
+            .services
+            .iter()
+            .filter(|live| unchanged.contains(&front(&live.config)))
+            .map(|live| (live.id, live))
+            .collect();
         for (id, seat) in (0..).zip(&self.backends) {
-            let Some(seat) = seat else { continue };
+            let Some(seat) = seat.as_ref().filter(|seat| !unchanged.contains_key(&seat.service)) else {
+                continue;
+            };
             own.entry((seat.service, seat.endpoint, seat.forward)).or_insert(id);
         }
         let mut seating = Seating::new();
         for (service, id) in config.services.iter().zip(services.into_iter().flatten()) {
+            if let Some(live) = unchanged.get(&id) {
+                seating.push((id, live.ids.clone()));
+                continue;
+            }
             let mut ids = Vec::with_capacity(service.backends.len());
             for backend in &service.backends {
                 let key = (id, backend.address.into(), service.forward.mode.number());

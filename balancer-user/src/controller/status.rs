@@ -49,6 +49,8 @@ impl Controller {
         Ok(Status {
             services,
             generation: self.generation(),
+            last_change: self.changes.last().copied(),
+            missed_ticks: self.missed_ticks,
             interfaces: self.interfaces.clone(),
             flows: FlowsStatus {
                 room: self.daemon.max_flows.into(),
