@@ -234,3 +234,39 @@ fn what_is_saved_is_in_the_file_and_what_is_rolled_back_is_as_before() {
         "{plan}"
     );
 }
+
+#[test]
+fn changes_that_come_at_once_are_made_one_after_the_other() {
+    let scene = Scene::new(2, Service::new("tcp", "round-robin", &[1, 1]));
+    // The file says the same as is in force: reloads in between take back what was changed before, as a whole.
+    std::thread::scope(|scope| {
+        for number in 0..8_u16 {
+            let scene = &scene;
+            scope.spawn(move || {
+                let port = 81 + number;
+                let said = scene.said(&format!(
+                    "service add s{number} address={VIP}:{port} protocol=tcp method=maglev --save"
+                ));
+                assert!(said.starts_with(&format!("+ service s{number}\n")), "{said}");
+            });
+        }
+    });
+    let status = status::read_fresh(&scene.balancer).unwrap();
+    assert_eq!(
+        (status.generation, status.services.len()),
+        (9, 9),
+        "each was made, and none undone by another"
+    );
+    assert!(scene.plan().ends_with("a reload would change nothing\n") || scene.plan().contains("its place"));
+    // Reloads and verbs at once: whichever comes last, the file's services are all there.
+    std::thread::scope(|scope| {
+        for number in 0..6_u16 {
+            let scene = &scene;
+            scope.spawn(move || scene.said(&format!("backend set b1 --service tcp weight={}", number + 2)));
+            scope.spawn(move || scene.balancer.hang_up().unwrap());
+        }
+    });
+    scene.balancer.hang_up().unwrap();
+    scene.wait("the file's weights", |status| each(status, |backend| backend.weight) == [1, 1]);
+    assert_eq!(status::read_fresh(&scene.balancer).unwrap().services.len(), 9);
+}

@@ -21,9 +21,8 @@ use crate::{
 };
 
 impl Controller {
-    /// Writes the backends that have changed, and where they answer from.
+    /// Writes the backends that have changed.
     pub(super) fn write_backends(&mut self) -> Result<()> {
-        let mut endpoints = BTreeMap::new();
         for (id, backend) in self.backends.iter_mut().enumerate() {
             let Some(backend) = backend else { continue };
             let id = BackendId::try_from(id).context("number the backends")?;
@@ -33,6 +32,16 @@ impl Controller {
                 self.datapath.set_backend(id, &record).with_context(what)?;
                 backend.record = Some(record);
             }
+        }
+        Ok(())
+    }
+
+    /// Writes where backends answer from, as far as it has changed: with the backends that come and go, and where they are.
+    pub(super) fn write_endpoints(&mut self) -> Result<()> {
+        let mut endpoints = BTreeMap::new();
+        for (id, backend) in self.backends.iter().enumerate() {
+            let Some(backend) = backend else { continue };
+            let id = BackendId::try_from(id).context("number the backends")?;
             // Past the balancer, answers come from the service's address.
             if backend.forward != forward::NAT {
                 continue;

@@ -225,6 +225,19 @@ const fn overhead(forward: u8, backend: IpAddr) -> u16 {
     }
 }
 
+/// What a backend is to packets without a flow.
+#[derive(PartialEq, Eq)]
+struct Presence {
+    endpoint: SocketAddr,
+    protocol: u8,
+    forward: u8,
+    answers_as: Option<SocketAddr>,
+    data_ports: Option<DataPorts>,
+    given_source: Option<Source>,
+    snat_ports: SnatPorts,
+    is_leaving: bool,
+}
+
 /// What clients talk to: address, port and IP protocol number.
 pub(super) type Front = (SocketAddr, u8);
 
@@ -301,6 +314,9 @@ impl Controller {
         let mut touched = LastChange::default();
         let mut is_seated = vec![false; self.backends.len()];
         let mut seated = Vec::new();
+        // Whether another address is a service's or a backend's, or is so otherwise.
+        let mut is_moved = unchanged.is_empty();
+        let mut presences = Vec::new();
         for (service, (id, ids)) in config.services.iter().zip(seating) {
             for place in ids.iter().map(|id| usize::from(*id)) {
                 is_seated.resize(is_seated.len().max(place + 1), false);
@@ -316,7 +332,9 @@ impl Controller {
             };
             touched.services += 1;
             touched.backends += ids.len() as u64;
+            is_moved |= old.as_ref().is_none_or(|old| old.config.advertise != service.advertise);
             for (position, id_of) in ids.iter().enumerate() {
+                presences.push(self.presence(*id_of));
                 self.seat_backend(now, id, service, position, *id_of);
             }
             seated.extend_from_slice(&ids);
@@ -337,12 +355,14 @@ impl Controller {
             self.services.push(LiveService { id, config: service.clone(), balance, ids });
         }
         touched.services += before.len() as u64;
+        is_moved |= !before.is_empty();
         for (id, backend) in (0..).zip(&mut self.backends) {
             let Some(backend) = backend else { continue };
             if !is_seated.get(id).is_some_and(|is_seated| *is_seated)
                 && !matches!(backend.duty, Duty::Leave { .. })
             {
                 touched.backends += 1;
+                is_moved = true;
                 backend.config = None;
                 // An earlier daemon's may not have been known: its service's is as good.
                 if let Some(service) = self.services.iter().find(|service| service.id == backend.service) {
@@ -357,11 +377,31 @@ impl Controller {
         self.response_times.resize(times, ResponseTimes::default());
         if touched != LastChange::default() {
             self.set_hops(now, &seated);
-            self.set_roles()?;
+            is_moved |= seated.iter().map(|id| self.presence(*id)).ne(presences);
+            if is_moved {
+                self.set_roles()?;
+            }
             self.set_members(now)?;
+            if is_moved {
+                self.write_endpoints()?;
+            }
         }
         self.write_services()?;
         Ok(touched)
+    }
+
+    fn presence(&self, id: BackendId) -> Option<Presence> {
+        let seat = self.backends.get(usize::from(id))?.as_ref()?;
+        Some(Presence {
+            endpoint: seat.endpoint,
+            protocol: seat.protocol,
+            forward: seat.forward,
+            answers_as: seat.answers_as,
+            data_ports: seat.data_ports,
+            given_source: seat.given_source(),
+            snat_ports: seat.snat_ports,
+            is_leaving: matches!(seat.duty, Duty::Leave { .. }),
+        })
     }
 
     /// Room for what is read of so many services.

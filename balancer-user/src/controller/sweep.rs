@@ -261,7 +261,7 @@ impl Controller {
         }
         if is_changed {
             self.set_roles()?;
-            self.write_backends()?;
+            self.write_endpoints()?;
         }
         Ok(())
     }
