@@ -89,8 +89,12 @@ impl Balance {
     fn fill_up(&self, now: Monotonic, charge: Load, standings: &mut [Standing]) {
         let is_new = |backend: &Backend| backend.member.weight > 0 && !self.lacking(backend, now).is_zero();
         let (Some(flows), true) = (&self.flows, self.backends.iter().any(is_new)) else { return };
+        // Who was there before the first of them came: for the whole window, or since the daemon was started.
+        let first = self.backends.iter().filter(|backend| is_new(backend)).map(|backend| backend.since).min();
         let is_settled = |backend: &Backend| {
-            backend.member.weight > 0 && !is_new(backend) && now.since(backend.since) >= self.span
+            backend.member.weight > 0
+                && !is_new(backend)
+                && (now.since(backend.since) >= self.span || Some(backend.since) < first)
         };
         let settled: Vec<_> =
             self.backends.iter().zip(&*standings).filter(|(backend, _)| is_settled(backend)).collect();

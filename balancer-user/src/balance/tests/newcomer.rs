@@ -92,6 +92,37 @@ fn a_weight_that_comes_back_from_zero_makes_a_newcomer() {
     assert_eq!(flags(&world), [false, false, false]);
 }
 
+/// Down and up again while nobody's window is full.
+#[test]
+fn one_that_returns_among_others_that_stayed_is_a_newcomer_however_young_they_are() {
+    let flags = |world: &World| -> Vec<bool> {
+        world.balance.scores(world.time()).iter().map(|score| score.newcomer).collect()
+    };
+    for flows in FLOWS {
+        let mut world = World::new(Method::LeastPackets, &[1; 3]);
+        world.run(4_000, TICK, flows);
+        world.weights(&[1, 1, 0]);
+        world.run(3_000, TICK, flows);
+        world.weights(&[1; 3]);
+        assert_eq!(flags(&world), [false, false, true]);
+        let picks = world.run(14_000, TICK, flows);
+        let share = count_of(2, &picks) as f64 / picks.len() as f64;
+        // Less where its flows of before are still there.
+        assert!(share > 0.8 / 3.0 && share < 1.15 / 3.0, "{flows:?}: {share:.3}");
+        assert!(longest_run(&picks) <= 6, "{flows:?}: {}", longest_run(&picks));
+    }
+    // All of them at once, or for the first time: nobody.
+    let mut world = World::new(Method::LeastPackets, &[1, 1, 0]);
+    world.pass(4_000, TICK);
+    world.weights(&[0, 0, 0]);
+    world.pass(1_000, TICK);
+    world.weights(&[1, 1, 0]);
+    assert_eq!(flags(&world), [false; 3]);
+    world.pass(1_000, TICK);
+    world.weights(&[1, 1, 1]);
+    assert_eq!(flags(&world), [false; 3], "the third has never served before");
+}
+
 #[test]
 fn a_newcomer_gets_its_share_and_no_more_until_its_history_is_full() {
     for tick in [100, 1_000] {
