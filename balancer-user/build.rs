@@ -1,4 +1,4 @@
-//! Tells the crate where the XDP programs are that it embeds: the balancer's, and beside it that of backends.
+//! Tells the crate where the programs are that it embeds: the balancer's, and beside it those of backends and of health checks.
 
 use std::{
     env,
@@ -7,12 +7,14 @@ use std::{
 
 const OBJECT: &str = "BALANCER_EBPF_OBJECT";
 const DECAP_OBJECT: &str = "BALANCER_DECAP_OBJECT";
+const PROBE_OBJECT: &str = "BALANCER_PROBE_OBJECT";
 
 fn main() {
     println!("cargo::rerun-if-env-changed={OBJECT}");
     let object = env::var_os(OBJECT).map_or_else(default_object, PathBuf::from);
     embed(OBJECT, &object);
     embed(DECAP_OBJECT, &object.with_file_name("decap"));
+    embed(PROBE_OBJECT, &object.with_file_name("probe"));
 }
 
 fn embed(name: &str, object: &Path) {

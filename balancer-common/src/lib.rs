@@ -9,6 +9,7 @@ mod age;
 mod counters;
 mod flow;
 mod hop;
+mod probe;
 mod reason;
 mod ring;
 mod service;
@@ -21,6 +22,7 @@ pub use flow::{
     FragmentKey, NO_TWIN, PORT_REST, Phase, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, family, flags, flow_buckets,
 };
 pub use hop::{MAX_PORTS, NextHop, Unresolved};
+pub use probe::{MOST_PROBES, PROBE_MARK, ProbeWay, probe_names};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{

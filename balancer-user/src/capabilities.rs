@@ -10,7 +10,7 @@ const CAP_BPF: u32 = 39;
 
 /// To write maps and ask for neighbours, and to attach the program to an interface that appears.
 const OF_THE_CONTROLLER: u64 = 1 << CAP_NET_ADMIN | 1 << CAP_BPF;
-/// For echo requests.
+/// For echo requests, and for the marks of checks that go through to backends (SO_MARK, Linux 5.17).
 const OF_THE_PROBER: u64 = 1 << CAP_NET_RAW;
 
 /// `_LINUX_CAPABILITY_VERSION_3`: two words of 32 bits for each set.

@@ -26,7 +26,7 @@ use balancer_common::{
 use bytemuck::Zeroable as _;
 use tokio::sync::mpsc;
 
-pub use self::changes::Prepared;
+pub use self::changes::{Prepared, cannot_probe};
 use self::{
     changes::Changes,
     generations::Generations,

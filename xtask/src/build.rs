@@ -23,6 +23,9 @@ pub const PROGRAM: [&str; 6] =
 /// What is built for it as well: the XDP program of backends.
 pub const DECAP: [&str; 6] =
     ["--package", "balancer-ebpf", "--bin", "decap-program", "--features", "program"];
+/// And the programs of health checks.
+pub const PROBE: [&str; 6] =
+    ["--package", "balancer-ebpf", "--bin", "probe-program", "--features", "program"];
 /// The programs that measure it.
 pub const HARNESS: [&str; 6] = ["--package", "balancer-harness", "--bin", "harness", "--features", "program"];
 
@@ -48,7 +51,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<PathBuf> {
 pub fn program(workspace: &Workspace, tools: &Tools) -> Result<()> {
     println!("build: the XDP program, with {}", tools.toolchain.name);
     object(workspace, tools, &PROGRAM, "balancer-program", &workspace.ebpf_object())?;
-    object(workspace, tools, &DECAP, "decap-program", &workspace.ebpf_object().with_file_name("decap"))
+    let beside = |name| workspace.ebpf_object().with_file_name(name);
+    object(workspace, tools, &DECAP, "decap-program", &beside("decap"))?;
+    object(workspace, tools, &PROBE, "probe-program", &beside("probe"))
 }
 
 /// Builds the programs that measure it.

@@ -20,8 +20,8 @@ use crate::{
     cli::RunArgs,
     clock::Monotonic,
     config::{Config, Name, PassiveHealth},
-    controller::{Controller, Prepared},
-    datapath::{Datapath, Sizes, remove_pinned_maps},
+    controller::{Controller, Prepared, cannot_probe},
+    datapath::{Datapath, ProbePath, Sizes, remove_pinned_maps},
     ephemeral, forwarding,
     health::{Prober, Report},
     instance::Instance,
@@ -44,6 +44,9 @@ const STATUS_PERIOD: Duration = Duration::from_millis(200);
 /// Runs the balancer until SIGINT or SIGTERM.
 pub fn run(arguments: &RunArgs) -> Result<ExitCode> {
     let (text, config) = Config::read(&arguments.config)?;
+    if let Some(why) = cannot_probe(&config) {
+        bail!("{why}");
+    }
     start_log()?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the event loop")?;
@@ -78,10 +81,12 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let (prepare, prepared) = mpsc::unbounded_channel();
     let mut controller = load(config, (arguments.config.clone(), text), prepare)?;
     let (prober, reports) = Prober::start()?;
-    prober.check(controller.targets());
+    let mut path = ProbePath::load().context("load the programs of health checks")?;
     let addresses = controller.backend_addresses();
     let network = first_network(&netlink, &addresses).await?;
     controller.set_network(Monotonic::now(), &network)?;
+    turn_probes(&mut path, &controller, &network).context("have health checks go through to the backends")?;
+    prober.check(controller.targets());
     // The rings are written before the first packet comes; those that were taken over are in use already, by backends
     // that only the program of the same daemon reaches.
     let is_adopted = controller.datapath_mut().is_adopted();
@@ -118,7 +123,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let mut supervisor = Supervisor::from_environment(Monotonic::now());
     supervisor.ready();
     let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer };
-    let health = (prober, reports);
+    let health = (prober, path, reports);
     tokio::select! {
         result = steer(&mut controller, &mut attachments, kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
         result = netlink.follow(addresses, asked_for, to_controller) => result.context("follow the kernel's routes and neighbours"),
@@ -174,6 +179,15 @@ struct Kernel {
     announcer: Announcer,
 }
 
+/// Has health checks go the ways that the services' packets go.
+fn turn_probes(path: &mut ProbePath, controller: &Controller, network: &Network) -> Result<()> {
+    path.set_ways(controller.probe_ways())?;
+    let names = &controller.daemon().interfaces;
+    let links = names.iter().filter_map(|name| network.link(name.as_str()));
+    let interfaces: Vec<_> = links.map(|link| (link.index, link.name.as_str())).collect();
+    path.set_interfaces(&interfaces)
+}
+
 /// Tells the neighbours on the configured interfaces where the advertised addresses are.
 fn announce(announcer: &mut Announcer, controller: &Controller, network: &Network) {
     let names = &controller.daemon().interfaces;
@@ -185,7 +199,7 @@ async fn steer(
     controller: &mut Controller,
     attachments: &mut Attachments,
     Kernel { mut network, addresses, neighbours, mut announcer }: Kernel,
-    (prober, mut reports): (Prober, mpsc::Receiver<Report>),
+    (prober, mut path, mut reports): (Prober, ProbePath, mpsc::Receiver<Report>),
     (mut asked, mut prepared): (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Prepared>),
     publish: &watch::Sender<Published>,
     supervisor: &mut Supervisor,
@@ -215,6 +229,9 @@ async fn steer(
                 // An interface may go between the look and the write; the next look says so.
                 if let Err(error) = controller.set_network(Monotonic::now(), &seen) {
                     tracing::warn!("{error:#}");
+                }
+                if let Err(error) = turn_probes(&mut path, controller, &seen) {
+                    tracing::warn!("health checks may not get through: {error:#}");
                 }
                 controller.tick(Monotonic::now())?;
                 announce(&mut announcer, controller, &seen);
@@ -259,6 +276,9 @@ async fn steer(
                 *known = wanted;
                 is_changed
             });
+            if let Err(error) = turn_probes(&mut path, controller, &network.borrow()) {
+                tracing::warn!("health checks may not get through: {error:#}");
+            }
             prober.check(controller.targets());
             announce(&mut announcer, controller, &network.borrow());
             forwarding::warn_if_off(controller.daemon(), &controller.asks_for_ways());

@@ -105,6 +105,15 @@ impl Config {
         }
     }
 
+    /// A service whose health checks go through to backends that hold its address, if there is one.
+    pub fn probed_through(&self) -> Option<&Service> {
+        let is_probed = |service: &&Service, backend: &Backend| {
+            backend.checks(service).is_some_and(|check| !matches!(check.probe, Probe::Exec { .. }))
+        };
+        let one_way = self.services.iter().filter(|service| service.forward.mode.is_one_way());
+        one_way.into_iter().find(|service| service.backends.iter().any(|backend| is_probed(service, backend)))
+    }
+
     /// How many backends all services have together.
     pub fn backend_count(&self) -> usize {
         self.services.iter().map(|service| service.backends.len()).sum()

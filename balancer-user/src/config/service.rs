@@ -6,11 +6,11 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Backend, Siblings};
+use super::backend::{Backend, OwnHealth, Siblings};
 use super::endpoint::Endpoint;
 use super::fault::Findings;
 use super::forward::{Forward, Forwarding, MODES, Snat, refuse_unseen};
-use super::health::{Health, PassiveHealth};
+use super::health::{Health, PassiveHealth, Probe};
 use super::name::Name;
 use super::registry::Registry;
 use super::section::{self, Key, Schema, Section, Value};
@@ -287,6 +287,10 @@ impl Service {
             registry.note_data_ports(section.place_of("rtsp-nat"), address, ports, &backends, findings);
         }
 
+        if let (Some(health), Some(address)) = (&health, address) {
+            refuse_mixed_checks(health.as_ref(), address, &backends, items, findings);
+        }
+
         let protocol = protocol?;
         Some(Service {
             name: name?,
@@ -363,6 +367,35 @@ fn read_one_packet(
         }
     }
     Some(true)
+}
+
+/// Checks of backends whose address is of another family than their service's: what is sent to the one can't be turned to
+/// the other.
+fn refuse_mixed_checks(
+    health: Option<&Health>,
+    service: Endpoint,
+    backends: &[Backend],
+    items: &[Value<'_>],
+    findings: &mut Findings<'_>,
+) {
+    // Of those that are good all are there, and the others have their faults already.
+    for (backend, item) in backends.iter().zip(items).filter(|_| backends.len() == items.len()) {
+        let check = match &backend.health {
+            OwnHealth::None => health,
+            OwnHealth::Unchecked => None,
+            OwnHealth::Checked(own) => Some(own),
+        };
+        let is_sent = check.is_some_and(|check| !matches!(check.probe, Probe::Exec { .. }));
+        if is_sent && backend.address.family() != service.family() {
+            let message = format!(
+                "health checks of an {} service can't go through to an {} backend; allowed: `health = false`, or of \
+                 the kind \"exec\"",
+                service.family(),
+                backend.address.family()
+            );
+            findings.add(item.span().start, message);
+        }
+    }
 }
 
 /// `max-active` of the backends of a service without flows.

@@ -22,6 +22,7 @@ use crate::{
     api::{ChangeConfig, Changed, LastChange, Refusal, Reply, Rollback},
     clock::Monotonic,
     config::{CannotEdit, Config, Difference, Edit, save},
+    datapath::can_turn_probes,
 };
 
 /// What the text of the running configuration is called where something is wrong with it.
@@ -300,6 +301,9 @@ impl Base {
                 fixed.join(", ")
             )));
         }
+        if let Some(why) = cannot_probe(config) {
+            return Err(Refusal::Wrong(why));
+        }
         let why = match (self.has_ipv6, config.ipv6()) {
             (false, Some(true)) => {
                 "the balancer was started without IPv6, which can't change while it runs: take the IPv6 services and \
@@ -310,6 +314,16 @@ impl Base {
         };
         Err(Refusal::Wrong(why.to_owned()))
     }
+}
+
+/// Why the health checks of a configuration can't be made on this kernel, if they can't.
+pub fn cannot_probe(config: &Config) -> Option<String> {
+    let service = config.probed_through().filter(|_| !can_turn_probes())?;
+    Some(format!(
+        "health checks of service {} go by `forward = \"{}\"`, which needs Linux 6.6: take its `health` out, or make it one of \
+         the kind \"exec\"",
+        service.name, service.forward.mode
+    ))
 }
 
 fn parse(text: &str) -> Result<Config, Refusal> {

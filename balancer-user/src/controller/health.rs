@@ -1,14 +1,15 @@
 //! Whether backends serve, as their checks say.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use anyhow::Result;
-use balancer_common::{BackendId, ability};
+use balancer_common::{BackendId, PROBE_MARK, ProbeWay, ability, forward};
 
 use super::{Controller, seats::LiveBackend};
 use crate::{
+    address,
     clock::Monotonic,
-    config,
+    config::{self, Probe},
     health::{Judge, Report, Target, Verdict},
 };
 
@@ -30,9 +31,12 @@ impl Checked {
         is_new: bool,
     ) -> Option<Checked> {
         let check = backend.checks(service)?.clone();
+        let (front, goes_through) = (SocketAddr::from(service.address), service.forward.mode.is_one_way());
         let (service, name) = (service.name.to_string(), backend.name.to_string());
         let address = SocketAddr::from(backend.address);
-        let target = Arc::new(Target { id, service, backend: name, address, check });
+        let mark = (goes_through && !matches!(check.probe, Probe::Exec { .. }))
+            .then_some(PROBE_MARK | u32::from(id));
+        let target = Arc::new(Target { id, service, backend: name, address, front, mark, check });
         let was_down = seat.record.is_some_and(|record| record.abilities & ability::FAILED != 0);
         let judge = match &seat.health {
             _ if is_new => Judge::unknown(now),
@@ -58,6 +62,26 @@ impl Controller {
     pub fn targets(&self) -> Vec<Arc<Target>> {
         let configured = self.backends.iter().flatten().filter(|backend| backend.config.is_some());
         configured.filter_map(|backend| Some(Arc::clone(&backend.health.as_ref()?.target))).collect()
+    }
+
+    /// How the checks get to those backends that hold their service's address.
+    pub fn probe_ways(&self) -> BTreeMap<BackendId, ProbeWay> {
+        let way = |seat: &LiveBackend| {
+            let target = &seat.health.as_ref().filter(|_| seat.config.is_some())?.target;
+            target.mark?;
+            let source = match seat.forward {
+                forward::DSR => [0; 2],
+                _ => bytemuck::cast(address::to_wire(seat.tunnel_source()?.address)),
+            };
+            Some(ProbeWay {
+                service: bytemuck::cast(address::to_wire(target.front.ip())),
+                source,
+                gue_port: seat.gue_port.to_be(),
+                forward: seat.forward,
+                ..ProbeWay::default()
+            })
+        };
+        (0..).zip(&self.backends).filter_map(|(id, seat)| Some((id, way(seat.as_ref()?)?))).collect()
     }
 
     /// Takes what checks have found into account; the choice follows at once where a verdict has changed.

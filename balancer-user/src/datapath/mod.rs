@@ -8,6 +8,7 @@ mod flows;
 mod link;
 mod memory;
 mod pins;
+mod probes;
 mod refusal;
 
 use std::{
@@ -44,6 +45,7 @@ pub use flows::{Ended, Flow, FlowTable, Sweep};
 use memory::SharedArray;
 use pins::PinnedMaps;
 pub use pins::remove as remove_pinned_maps;
+pub use probes::{ProbePath, can_turn_probes};
 use refusal::{explain_load, explain_program, require_net_admin};
 
 /// The program, compiled by `cargo xtask build`.

@@ -15,6 +15,8 @@ pub(super) struct Subject<'a> {
     pub(super) service: &'a str,
     pub(super) backend: &'a str,
     pub(super) address: SocketAddr,
+    /// What clients talk to.
+    pub(super) front: SocketAddr,
 }
 
 pub(super) async fn probe(command: &[String], subject: &Subject<'_>, limit: Limit) -> Outcome {
@@ -29,6 +31,8 @@ pub(super) async fn probe(command: &[String], subject: &Subject<'_>, limit: Limi
         .env("BALANCER_BACKEND", subject.backend)
         .env("BALANCER_ADDRESS", subject.address.ip().to_string())
         .env("BALANCER_PORT", subject.address.port().to_string())
+        .env("BALANCER_SERVICE_ADDRESS", subject.front.ip().to_string())
+        .env("BALANCER_SERVICE_PORT", subject.front.port().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -91,7 +95,8 @@ mod tests {
     async fn outcome(script: &str, limit: Duration) -> Outcome {
         let command = ["/bin/sh", "-c", script].map(str::to_owned);
         let address = SocketAddr::from(([10, 0, 0, 1], 8080));
-        probe(&command, &Subject { service: "web", backend: "web-1", address }, Limit::of(limit)).await
+        let front = SocketAddr::from(([192, 0, 2, 10], 80));
+        probe(&command, &Subject { service: "web", backend: "web-1", address, front }, Limit::of(limit)).await
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -103,7 +108,9 @@ mod tests {
         assert_eq!(outcome("kill -9 $$", LONG).await, Err("ended by signal 9".to_owned()));
         let missing = ["/no/such/program".to_owned()];
         let address = SocketAddr::from(([10, 0, 0, 1], 80));
-        let outcome = probe(&missing, &Subject { service: "", backend: "", address }, Limit::of(LONG)).await;
+        let outcome =
+            probe(&missing, &Subject { service: "", backend: "", address, front: address }, Limit::of(LONG))
+                .await;
         assert_eq!(outcome, Err("start /no/such/program: no such file or directory".to_owned()));
     }
 
@@ -126,6 +133,8 @@ mod tests {
             "BALANCER_BACKEND=web-1",
             "BALANCER_PORT=8080",
             "BALANCER_SERVICE=web",
+            "BALANCER_SERVICE_ADDRESS=192.0.2.10",
+            "BALANCER_SERVICE_PORT=80",
             "PWD=/",
         ];
         let own: Vec<&str> = own

@@ -28,8 +28,14 @@ pub(super) struct Get<'a> {
     pub(super) expect: &'a Statuses,
 }
 
-pub(super) async fn probe(address: SocketAddr, tls: bool, get: &Get<'_>, limit: Limit) -> Outcome {
-    let stream = tcp::connect(address, limit).await?;
+pub(super) async fn probe(
+    address: SocketAddr,
+    tls: bool,
+    get: &Get<'_>,
+    mark: Option<u32>,
+    limit: Limit,
+) -> Outcome {
+    let stream = tcp::connect(address, mark, limit).await?;
     let host = get.host.map_or_else(|| address.to_string(), ToOwned::to_owned);
     if tls {
         let stream = limit.wait("TLS connection", tls::connect(stream, &host)).await??;

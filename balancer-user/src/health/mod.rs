@@ -14,9 +14,12 @@ mod tcp;
 mod tls;
 mod udp;
 
-use std::{io, time::Duration};
+use std::{io, os::fd::AsFd, time::Duration};
 
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt},
+};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::{
@@ -48,6 +51,14 @@ impl Limit {
     fn exceeded(self, missing: &str) -> String {
         format!("no {missing} within {}", humantime::format_duration(self.time))
     }
+}
+
+/// Gives a socket the mark by which its packets go a service's way, if it is to have one.
+fn mark(socket: &impl AsFd, mark: Option<u32>) -> io::Result<()> {
+    if let Some(mark) = mark {
+        setsockopt(socket, sockopt::Mark, &mark)?;
+    }
+    Ok(())
 }
 
 /// An error of the kernel's, in its words and without its number.

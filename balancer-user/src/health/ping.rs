@@ -22,13 +22,14 @@ const ECHO_V6: Echo = Echo { request: 128, reply: 129 };
 /// Type, code, checksum, identifier, sequence number.
 const HEADER: usize = 8;
 
-pub(super) async fn probe(address: IpAddr, limit: Limit) -> Outcome {
+pub(super) async fn probe(address: IpAddr, mark: Option<u32>, limit: Limit) -> Outcome {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     // By it an answer is known again: what else is in it may be the kernel's.
     let token = u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed));
     let echo = if address.is_ipv4() { ECHO } else { ECHO_V6 };
     let exchange = async {
         let socket = open(address)?;
+        super::mark(&socket, mark)?;
         socket.connect((address, 0)).await?;
         socket.send(&request(&echo, token)).await?;
         let mut bytes = [0; 1500];

@@ -41,6 +41,10 @@ pub struct Target {
     pub backend: String,
     /// Where it serves.
     pub address: SocketAddr,
+    /// What clients talk to.
+    pub front: SocketAddr,
+    /// The mark by which the packets of its checks go the way of its service's (`SO_MARK`); `None`: they go to its own address.
+    pub mark: Option<u32>,
     /// How it is checked.
     pub check: Health,
 }
@@ -155,21 +159,23 @@ async fn check(target: Arc<Target>, reports: mpsc::Sender<Report>, room: Arc<Roo
 }
 
 async fn probe(target: &Target) -> Outcome {
-    let Target { service, backend, address, check, .. } = target;
+    let Target { service, backend, address, front, mark, check, .. } = target;
     let address = SocketAddr::new(address.ip(), check.port.unwrap_or(address.port()));
     let limit = Limit::of(check.timeout);
     match &check.probe {
         Probe::Tcp { send, receive } => {
             let [send, receive] = [send, receive].map(|bytes| bytes.as_ref().map(|bytes| &bytes.0[..]));
-            tcp::probe(address, send, receive, limit).await
+            tcp::probe(address, send, receive, *mark, limit).await
         }
-        Probe::Udp { send, receive } => udp::probe(address, &send.0, &receive.0, limit).await,
+        Probe::Udp { send, receive } => udp::probe(address, &send.0, &receive.0, *mark, limit).await,
         Probe::Http { tls, path, host, expect } => {
-            http::probe(address, *tls, &http::Get { path, host: host.as_deref(), expect }, limit).await
+            let front = SocketAddr::new(front.ip(), address.port()).to_string();
+            let host = host.as_deref().or(mark.map(|_| &*front));
+            http::probe(address, *tls, &http::Get { path, host, expect }, *mark, limit).await
         }
-        Probe::Ping => ping::probe(address.ip(), limit).await,
+        Probe::Ping => ping::probe(address.ip(), *mark, limit).await,
         Probe::Exec { command } => {
-            exec::probe(command, &exec::Subject { service, backend, address }, limit).await
+            exec::probe(command, &exec::Subject { service, backend, address, front: *front }, limit).await
         }
     }
 }

@@ -1,27 +1,46 @@
 //! A connection, and what may be said on it.
 
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 use super::{Limit, Outcome, said, shown};
+
+/// Largest segment, in bytes, of what may be wrapped on its way: with that it fits into any link.
+const SEGMENT: u32 = 1160;
 
 pub(super) async fn probe(
     address: SocketAddr,
     send: Option<&[u8]>,
     receive: Option<&[u8]>,
+    mark: Option<u32>,
     limit: Limit,
 ) -> Outcome {
-    let stream = connect(address, limit).await?;
+    let stream = connect(address, mark, limit).await?;
     limit.wait("answer", exchange(stream, send.unwrap_or_default(), receive.unwrap_or_default())).await?
 }
 
-pub(super) async fn connect(address: SocketAddr, limit: Limit) -> Result<TcpStream, String> {
-    let connected = limit.wait("connection", TcpStream::connect(address)).await?;
-    connected.map_err(|error| said(&error))
+pub(super) async fn connect(
+    address: SocketAddr,
+    mark: Option<u32>,
+    limit: Limit,
+) -> Result<TcpStream, String> {
+    let connect = async {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
+        }?;
+        super::mark(&socket, mark)?;
+        if mark.is_some() {
+            setsockopt(&socket, sockopt::TcpMaxSeg, &SEGMENT)?;
+        }
+        socket.connect(address).await
+    };
+    limit.wait("connection", connect).await?.map_err(|error: io::Error| said(&error))
 }
 
 /// Sends, and reads as many bytes as the answer must begin with.

@@ -6,7 +6,13 @@ use tokio::net::UdpSocket;
 
 use super::{Limit, Outcome, said, shown};
 
-pub(super) async fn probe(address: SocketAddr, send: &[u8], receive: &[u8], limit: Limit) -> Outcome {
+pub(super) async fn probe(
+    address: SocketAddr,
+    send: &[u8],
+    receive: &[u8],
+    mark: Option<u32>,
+    limit: Limit,
+) -> Outcome {
     let mut answer = vec![0; receive.len().max(1)];
     let any = match address {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -14,6 +20,7 @@ pub(super) async fn probe(address: SocketAddr, send: &[u8], receive: &[u8], limi
     };
     let exchange = async {
         let socket = UdpSocket::bind((any, 0)).await?;
+        super::mark(&socket, mark)?;
         socket.connect(address).await?;
         socket.send(send).await?;
         socket.recv(&mut answer).await
