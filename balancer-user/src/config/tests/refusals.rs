@@ -894,4 +894,12 @@ fn a_tunnel_may_lead_into_the_other_family() {
     assert_eq!(with("gue"), [""; 0]);
     let [fault] = &with("dsr")[..] else { panic!("{:?}", with("dsr")) };
     assert!(fault.ends_with("allowed: both of one family with `forward = \"dsr\"`"), "{fault}");
+    // Checks can't be turned from one family to the other; programs go their own ways.
+    let mixed = "health checks of an IPv4 service can't go through to an IPv6 backend; allowed: `health = false`, or \
+                 of the kind \"exec\"";
+    for (health, expected) in
+        [("kind = \"tcp\"", &[format!("f:12:1: {mixed}")][..]), ("kind = \"exec\", command = [\"/x\"]", &[])]
+    {
+        assert_eq!(with(&format!("gue\"\nhealth = {{ {health} }}\n#")), expected, "{health}");
+    }
 }
