@@ -28,6 +28,7 @@ pub fn check(workspace: &Workspace, tools: &Tools) -> Result<()> {
     }
     program(workspace, tools, &build::PROGRAM, "XDP program")?;
     program(workspace, tools, &build::DECAP, "XDP program of backends")?;
+    program(workspace, tools, &build::PROBE, "programs of health checks")?;
     program(workspace, tools, &build::HARNESS, "harness")
 }
 
