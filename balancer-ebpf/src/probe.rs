@@ -147,7 +147,7 @@ fn turn_out(context: &TcContext, way: &ProbeWay) -> Option<()> {
     let parsed = parse(context)?;
     let [service, source]: [Words; 2] = [way.service, way.source];
     let key = key(&parsed, service, parsed.destination_port, parsed.source_port);
-    ASKED.insert(&key, &parsed.destination, 0).ok()?;
+    ASKED.insert(key, parsed.destination, 0).ok()?;
     let offset = L3 + if parsed.is_ipv4 { 16 } else { 24 };
     put(context, &parsed, offset, parsed.destination, service)?;
     if way.forward == forward::DSR {
@@ -209,7 +209,7 @@ fn probe_in(context: TcContext) -> i32 {
     if let Some(parsed) = parse(&context) {
         let key = key(&parsed, parsed.source, parsed.source_port, parsed.destination_port);
         // SAFETY: a value that only changes to what it is already.
-        if let Some(backend) = unsafe { ASKED.get(&key) } {
+        if let Some(backend) = unsafe { ASKED.get(key) } {
             let offset = L3 + if parsed.is_ipv4 { 12 } else { 8 };
             let _ = put(&context, &parsed, offset, parsed.source, *backend);
         }
