@@ -118,12 +118,13 @@ pub fn rewriter(input: &[u8]) {
             assert_eq!(refused, 0, "{:?}", bed.kernel.drops());
             assert!(packets <= 1);
             let output = without_tunnel(flags, &output, packets);
-            let before = Sums::of(&frame[l3_at(frame)..]);
-            assert_eq!(
-                Sums::of(&output[l3_at(&output)..]),
-                before,
-                "wrong by as much as before: {output:02x?}"
-            );
+            let [mut before, mut after] = [frame, &output].map(|frame| Sums::of(&frame[l3_at(frame)..]));
+            if first < frame.len() {
+                // What an error quotes may end with the first buffer, for all that can be seen, and its sum lie behind that.
+                before.quoted.clear();
+                after.quoted.clear();
+            }
+            assert_eq!(after, before, "wrong by as much as before: {output:02x?}");
             if packets == 1 && !from_backend && first == frame.len() {
                 reverse(flags, &bed, frame, &output);
             }
