@@ -168,8 +168,8 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`open::choose`].
     #[inline(always)]
-    fn choose(&self, is_backend: bool, now: u32) -> Result<Choice, Reason> {
-        open::choose(self, is_backend, now)
+    fn choose(&self, now: u32) -> Result<Choice, Reason> {
+        open::choose(self, now)
     }
     /// [`open::is_free`].
     #[inline(always)]

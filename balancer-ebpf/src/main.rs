@@ -434,7 +434,7 @@ impl Environment for Kernel<'_> {
 
     #[inline(always)]
     fn open(&self) -> Step {
-        Step::from_number(flow_open())
+        Step::from_number(flow_open(self.0.ctx))
     }
 
     #[inline(always)]
@@ -443,8 +443,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn choose(&self, is_backend: bool, now: u32) -> Result<Choice, Reason> {
-        let choice = flow_choose(u32::from(is_backend), now);
+    fn choose(&self, now: u32) -> Result<Choice, Reason> {
+        let choice = flow_choose(now);
         if choice & REFUSED != 0 {
             return Err(Reason::from_index(choice as u32).unwrap_or(Reason::NoBackend));
         }
@@ -642,8 +642,8 @@ const REFUSED: u64 = 1 << 32;
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_choose(is_backend: u32, now: u32) -> u64 {
-    match open::choose(&Kernel(&NO_PACKET), is_backend != 0, now) {
+extern "C" fn flow_choose(now: u32) -> u64 {
+    match open::choose(&Kernel(&NO_PACKET), now) {
         Ok(Choice { id, port }) => u64::from(id) | u64::from(u16::from_ne_bytes(port)) << 16,
         Err(reason) => REFUSED | reason as u64,
     }
@@ -651,8 +651,9 @@ extern "C" fn flow_choose(is_backend: u32, now: u32) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_open() -> u64 {
-    process::open(&Kernel(&NO_PACKET)).to_number()
+extern "C" fn flow_open(context: *mut xdp_md) -> u64 {
+    let context = XdpContext::new(context);
+    process::open(&Kernel(&context)).to_number()
 }
 
 #[unsafe(no_mangle)]

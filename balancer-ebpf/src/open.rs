@@ -53,8 +53,12 @@ pub struct Opening {
     pub ingress: u16,
     /// The port of that interface.
     pub port: u16,
-    /// Whom it leads to.
+    /// Whom it leads to; nobody yet while that is to be chosen.
     pub choice: Choice,
+    /// Whether it comes from a host that is a backend.
+    pub is_backend: bool,
+    /// IP total length of its first packet.
+    pub length: u32,
     /// Its replies, as they arrive.
     pub reply: FlowKey,
 }
@@ -70,12 +74,7 @@ pub fn opening<E: Environment>(environment: &E) -> Result<&mut Opening, Reason> 
 
 /// Prepares what a client's first packet opens.
 #[inline(always)]
-pub fn ask<E: Environment>(
-    environment: &E,
-    parsed: &Parsed,
-    service: &Service,
-    now: u32,
-) -> Result<(), Step> {
+pub fn ask<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) -> Result<(), Step> {
     let opening = opening(environment)?;
     opening.client = parsed.source();
     opening.key = parsed.key;
@@ -90,9 +89,9 @@ pub fn ask<E: Environment>(
     opening.port = environment.port(ingress).ok_or(Reason::NoEgress)?;
     // SAFETY: `parse` checked that the Ethernet header lies in the frame.
     opening.neighbour = unsafe { (*parsed.ethernet).src_addr };
-    let choice = environment.choose(roles & role::BACKEND != 0, now)?;
-    check_hop(environment, parsed, choice.id)?;
-    self::opening(environment)?.choice = choice;
+    opening.choice = Choice::plain(NOBODY);
+    opening.is_backend = roles & role::BACKEND != 0;
+    opening.length = parsed.length;
     Ok(())
 }
 
@@ -108,10 +107,15 @@ pub fn check_client(address: &Address, roles: u32) -> Result<(), Reason> {
     }
 }
 
-/// Brings the flow that was prepared into the table. If another CPU is in the way, it stays prepared, for another try.
+/// Chooses whom the flow that was prepared leads to, and brings it into the table. If another CPU is in the way, it stays
+/// prepared, for another try.
 #[inline(always)]
-pub fn open<E: Environment>(environment: &E, now: u32) -> Result<Step, Reason> {
+pub fn open<E: Environment>(environment: &E, now: u32) -> Result<Step, Step> {
     let opening = opening(environment)?;
+    if opening.choice.id == NOBODY {
+        opening.choice = environment.choose(now)?;
+        check_hop(environment, opening.length, opening.choice.id)?;
+    }
     let Opening { key, service, choice, .. } = opening;
     let is_media = service.options & option::MEDIA != 0;
     let backend = environment.backend(choice.id).ok_or(Reason::NoBackend)?;
@@ -134,7 +138,7 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<Step, Reason> {
         // One may have been claimed.
         enter::withdraw(environment, request);
         enter::withdraw(environment, reply);
-        return Err(Reason::FlowTableFull);
+        return Err(Step::Refused(Reason::FlowTableFull));
     }
     let followed = if opening.service.options & option::EXCHANGES != 0 { flags::FOLLOWED } else { 0 };
     // Media are part of their control connection, which is counted.
@@ -160,24 +164,19 @@ fn may_open(service: &Service, tcp_flags: u8) -> bool {
 
 /// Whom the flow that is being opened leads to. What had the same replies and is over, goes.
 #[inline(always)]
-pub fn choose<E: Environment>(environment: &E, is_backend: bool, now: u32) -> Result<Choice, Reason> {
+pub fn choose<E: Environment>(environment: &E, now: u32) -> Result<Choice, Reason> {
     let opening: &Opening = opening(environment)?;
     if opening.service.options & option::MEDIA != 0 {
         return media::choose(environment, opening, now);
     }
-    take(environment, opening, is_backend, now)
+    take(environment, opening, now)
 }
 
 /// Takes slots until one names a backend from which the reply can be told from that of any other flow, and finds its
 /// way back through here: with the client's own source, or with one that is ours.
 #[inline(always)]
-fn take<E: Environment>(
-    environment: &E,
-    opening: &Opening,
-    is_backend: bool,
-    now: u32,
-) -> Result<Choice, Reason> {
-    let Opening { client, key, .. } = opening;
+fn take<E: Environment>(environment: &E, opening: &Opening, now: u32) -> Result<Choice, Reason> {
+    let Opening { client, key, is_backend, .. } = opening;
     let recalled = persist::recall(environment, opening, now);
     for attempt in Rounds::new(TRIES) {
         let id =
@@ -185,7 +184,7 @@ fn take<E: Environment>(
         let backend = environment.backend(id).ok_or(Reason::NoBackend)?;
         let is_one_way = backend.forward != forward::NAT;
         let can_translate = !is_one_way && backend.snat_address != [0; 16];
-        let must_translate = can_translate && (is_backend || source::is_near(client, backend));
+        let must_translate = can_translate && (*is_backend || source::is_near(client, backend));
         let reply = reply_key(environment, key, backend, backend.port, Source::of(key));
         // A frame from an address to the same address reaches nobody.
         let is_told_apart = is_one_way || environment.is_free(&reply, now);
@@ -246,9 +245,9 @@ const SHARED_SEED: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// Refuses a flow whose first packet could not be sent on.
 #[inline(always)]
-fn check_hop<E: Environment>(environment: &E, parsed: &Parsed, id: BackendId) -> Result<(), Step> {
+fn check_hop<E: Environment>(environment: &E, length: u32, id: BackendId) -> Result<(), Step> {
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    crate::process::check(environment, parsed.length, hop)
+    crate::process::check(environment, length, hop)
 }
 
 /// The key of what is sent back, as it is without translation.

@@ -265,9 +265,16 @@ pub fn ask<P: Packet, E: Environment>(packet: &P, environment: &E, stale: u32) -
 /// Opens the flow that was prepared.
 #[inline(always)]
 pub fn open<E: Environment>(environment: &E) -> Step {
-    match open::open(environment, environment.now()) {
-        Ok(step) => step,
-        Err(reason) => Step::Refused(reason),
+    let refused = match open::open(environment, environment.now()) {
+        Ok(step) => return step,
+        Err(refused) => refused,
+    };
+    let Ok(opening) = open::opening(environment) else { return refused };
+    match refused {
+        // The other flow may be this one.
+        Step::Refused(Reason::ReplyCollision) if is_known(environment, &opening.key) => Step::Known,
+        Step::Refused(reason) if is_answered(&opening.service, reason) => Step::Rejected(reason, 0),
+        step => step,
     }
 }
 
@@ -285,9 +292,7 @@ fn first<E: Environment>(environment: &E, parsed: &Parsed, stale: u32, now: u32)
             environment.end(&found, now);
         }
     }
-    open::ask(environment, parsed, service, now).map_err(|step| match step {
-        // The other flow may be this one.
-        Step::Refused(Reason::ReplyCollision) if is_known(environment, parsed) => Step::Known,
+    open::ask(environment, parsed, service).map_err(|step| match step {
         Step::Refused(reason) if is_answered(service, reason) => Step::Rejected(reason, 0),
         step => step,
     })
@@ -295,8 +300,8 @@ fn first<E: Environment>(environment: &E, parsed: &Parsed, stale: u32, now: u32)
 
 /// Whether a packet has a flow by now: another CPU has opened it.
 #[inline(always)]
-fn is_known<E: Environment>(environment: &E, parsed: &Parsed) -> bool {
-    table::find(environment, &parsed.key, table::hash(environment, &parsed.key)).exists()
+fn is_known<E: Environment>(environment: &E, key: &FlowKey) -> bool {
+    table::find(environment, key, table::hash(environment, key)).exists()
 }
 
 /// What becomes of a packet that is for no service and of no flow: not ours, unless a backend sends it from its service

@@ -352,6 +352,8 @@ impl Kernel {
                 ingress: 0,
                 port: 0,
                 choice: Choice::plain(0),
+                is_backend: false,
+                length: 0,
                 reply: FlowKey::zeroed(),
             }),
             precise: Cell::new(0),
