@@ -5,6 +5,7 @@ mod flows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -48,6 +49,11 @@ enum Verb {
     #[command(after_help = "Examples:\n  balancer status\n  balancer status web\n  \
         balancer status --json | jq '.services[].backends[] | {name, share}'")]
     Status(StatusArgs),
+    /// Watch the services, their backends and loads, live
+    #[command(after_help = "Examples:\n  balancer top\n  balancer top web --interval 200ms\n\n\
+        Keys: arrows, page up and down, home and end move; space halts; q or Esc ends it. Packets and bits per second are \
+        those of the last interval, N and Nw those of the window.")]
+    Top(TopArgs),
     /// Show why the next flows of a service go where they go
     #[command(
         after_help = "Examples:\n  balancer explain web\n  balancer explain web --picks 100 --json\n\n\
@@ -153,6 +159,19 @@ pub struct StatusArgs {
     pub daemon: DaemonArgs,
 }
 
+/// What `top` shows.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Show this service alone
+    pub service: Option<String>,
+    /// How often the daemon is asked; it has something new five times a second
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    pub interval: Duration,
+    /// Who is asked.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+}
+
 /// Which daemon is asked.
 #[derive(Debug, Args)]
 pub struct DaemonArgs {
@@ -248,6 +267,7 @@ impl Cli {
             Verb::Check(CheckArgs { config: Some(config), .. }) => commands::check::run(&config),
             Verb::Check(CheckArgs { config: None, .. }) => commands::check::schema(),
             Verb::Status(args) => commands::status::run(&args),
+            Verb::Top(args) => commands::top::run(&args),
             Verb::Service(verb) => commands::change::service(verb),
             Verb::Backend(verb) => commands::backend::run(verb),
             Verb::Plan(args) => commands::plan::run(&args),
@@ -290,6 +310,9 @@ mod tests {
             ("status", None),
             ("status web --json --socket /s", None),
             ("status -c f", None),
+            ("top web --interval 200ms --socket /s", None),
+            ("top --interval 2", Some(ErrorKind::ValueValidation)),
+            ("top --json", Some(ErrorKind::UnknownArgument)),
             ("explain web --picks 0 --json", None),
             ("whatif web --method maglev -c f", None),
             ("whatif web --method least-request --requests exchange --socket /s --json", None),

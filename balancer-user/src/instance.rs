@@ -5,6 +5,8 @@ use std::{
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -18,6 +20,11 @@ use nix::{
 };
 
 use crate::config::Daemon;
+
+/// How often, and after what time again, a lock is tried for that another process holds: one that was killed a moment ago
+/// lets go of it once the kernel has taken its memory and sockets down.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The lock that a running balancer holds; the kernel lets go of it when the process ends, however it ends.
 pub struct Instance {
@@ -85,6 +92,7 @@ enum Claimed {
 
 /// Locks what `open` opens at `path`.
 fn lock(path: &Path, open: impl Fn() -> Result<File>) -> Result<Claimed> {
+    let mut tries = 1;
     loop {
         let file = open()?;
         let opened = file.metadata().with_context(|| format!("look at {}", path.display()))?;
@@ -95,6 +103,10 @@ fn lock(path: &Path, open: impl Fn() -> Result<File>) -> Result<Claimed> {
                 if fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == identity) {
                     return Ok(Claimed::Ours(Instance { path: path.to_owned(), _lock: lock }));
                 }
+            }
+            Err((_, Errno::EWOULDBLOCK)) if tries < TRIES => {
+                tries += 1;
+                sleep(PAUSE);
             }
             Err((_, Errno::EWOULDBLOCK)) => {
                 let by = holder(identity)
@@ -147,4 +159,28 @@ fn holder((device, inode): (u64, u64)) -> Option<u32> {
         let process = words.next()?.parse().ok()?;
         (words.next()? == file).then_some(process)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_let_go_of_a_moment_later_is_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("b.lock");
+        let open = || open_socket_lock(&path);
+        let Claimed::Ours(first) = lock(&path, open).expect("locked") else { panic!("nobody holds it") };
+        let held = lock(&path, open).expect("tried");
+        assert!(matches!(held, Claimed::Held { by, .. } if by == format!("process {}", std::process::id())));
+
+        let holder = thread::spawn(move || {
+            sleep(4 * PAUSE);
+            drop(first);
+        });
+        assert!(matches!(lock(&path, open).expect("locked"), Claimed::Ours(_)));
+        holder.join().expect("no panic");
+    }
 }

@@ -28,6 +28,8 @@ pub struct Status {
     pub drops: BTreeMap<String, u64>,
     /// How long ago the selection rings were last judged, and written where they had to change, in milliseconds.
     pub selection_age_ms: u64,
+    /// For how long the daemon had been running when this was taken, in milliseconds.
+    pub uptime_ms: u64,
     /// What time the `window_*` figures cover, in milliseconds: less than the configured window at first.
     pub window_ms: u64,
 }
@@ -381,6 +383,7 @@ pub(crate) mod tests {
             },
             drops: [("malformed".to_owned(), 7), ("fragment".to_owned(), 0)].into(),
             selection_age_ms: 12,
+            uptime_ms: 3_600_000,
             window_ms: 14_000,
         }
     }
@@ -426,6 +429,7 @@ pub(crate) mod tests {
             },
             "drops": { "malformed": 7, "fragment": 0 },
             "selection_age_ms": 12,
+            "uptime_ms": 3_600_000,
             "window_ms": 14_000
         });
         assert_eq!(document, expected);

@@ -40,7 +40,17 @@ impl Daemon {
     ///
     /// When no daemon answers, or not within `limit`.
     pub(super) fn get(&self, path: &str, limit: Duration) -> anyhow::Result<String> {
-        self.runtime.block_on(client::get(&self.socket, path, limit))
+        self.block_on(self.read(path, limit))
+    }
+
+    /// The same, for who has more to wait for.
+    pub(super) async fn read(&self, path: &str, limit: Duration) -> anyhow::Result<String> {
+        client::get(&self.socket, path, limit).await
+    }
+
+    /// Waits for what is ready some time.
+    pub(super) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
     }
 
     /// What the controller answers.

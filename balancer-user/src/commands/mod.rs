@@ -14,4 +14,5 @@ pub mod plan;
 pub mod run;
 pub mod simulate;
 pub mod status;
+pub mod top;
 pub mod whatif;

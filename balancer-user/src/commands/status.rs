@@ -37,7 +37,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The status with no other service than `name`.
-fn only(mut status: Status, name: &str) -> anyhow::Result<Status> {
+pub(super) fn only(mut status: Status, name: &str) -> anyhow::Result<Status> {
     let known = status.services.iter().map(|service| service.name.clone()).collect();
     status.services.retain(|service| service.name == name);
     if status.services.is_empty() {
@@ -85,13 +85,13 @@ fn table(status: &Status, all: bool, styled: bool) -> String {
     out
 }
 
-fn listed_by_state(ByState { half_open, established, closing }: &ByState) -> String {
+pub(super) fn listed_by_state(ByState { half_open, established, closing }: &ByState) -> String {
     let states = [("half open", half_open), ("established", established), ("closing", closing)];
     let items = states.into_iter().filter(|(_, count)| **count > 0);
     listed(items.map(|(state, count)| format!("{count} {state}")))
 }
 
-fn listed(items: impl Iterator<Item = String>) -> String {
+pub(super) fn listed(items: impl Iterator<Item = String>) -> String {
     let items: Vec<_> = items.collect();
     if items.is_empty() { "none".to_owned() } else { items.join(", ") }
 }

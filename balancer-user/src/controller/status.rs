@@ -63,6 +63,7 @@ impl Controller {
                 .map(|(reason, count)| (reason.name().to_owned(), count))
                 .collect(),
             selection_age_ms: millis(now.since(self.selected)),
+            uptime_ms: millis(now.since(self.started)),
             window_ms: millis(now.since(self.started).min(self.daemon.window)),
         })
     }
