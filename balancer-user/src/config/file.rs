@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow};
 use super::Config;
 use super::fault::Faults;
 
-/// Largest file that is read, in bytes: ten times what the largest number of backends takes.
-const LARGEST: u64 = 1 << 20;
+/// Largest file that is read, in bytes: four times what 32,768 backends with long names take.
+const LARGEST: u64 = 16 << 20;
 
 /// The text of the file at `path`, which the faults call `name`.
 pub(super) fn read(path: &Path, name: &str) -> Result<String, Faults> {
@@ -22,7 +22,7 @@ pub(super) fn read(path: &Path, name: &str) -> Result<String, Faults> {
         Faults::of_file(name, why)
     })?;
     if bytes.len() as u64 > LARGEST {
-        return Err(Faults::of_file(name, "larger than 1 MiB, which no configuration needs".to_owned()));
+        return Err(Faults::of_file(name, "larger than 16 MiB, which no configuration needs".to_owned()));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();

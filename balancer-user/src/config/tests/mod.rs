@@ -334,10 +334,10 @@ fn files_that_cannot_be_read() {
     assert_eq!(said(&path("empty")), ":1:1: the file is empty; needed: [daemon] with `interfaces`");
 
     let filled = |length: usize| BASE.join("\n") + "\n#" + &"x".repeat(length - BASE.join("\n").len() - 2);
-    fs::write(path("most"), filled(1 << 20)).expect("written");
+    fs::write(path("most"), filled(16 << 20)).expect("written");
     assert!(Config::load(&path("most")).is_ok());
-    fs::write(path("large"), filled((1 << 20) + 1)).expect("written");
-    assert_eq!(said(&path("large")), ": larger than 1 MiB, which no configuration needs");
+    fs::write(path("large"), filled((16 << 20) + 1)).expect("written");
+    assert_eq!(said(&path("large")), ": larger than 16 MiB, which no configuration needs");
 }
 
 proptest! {
