@@ -25,3 +25,32 @@ pub fn two() -> Result<[usize; 2]> {
     ensure!(usable.len() > 1, "this test needs two CPUs (or a wider affinity)");
     Ok([usable[0], usable[1]])
 }
+
+/// What the kernel has counted of the CPUs' time since boot, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    all: u64,
+    idle: u64,
+}
+
+impl Times {
+    /// How much time has passed since, on all CPUs together, and how much of it they were busy.
+    pub fn since(&self, before: &Times) -> (u64, u64) {
+        let all = self.all.saturating_sub(before.all);
+        (all, all.saturating_sub(self.idle.saturating_sub(before.idle)))
+    }
+}
+
+/// Reads the time of all CPUs.
+pub fn times() -> Result<Times> {
+    let stat = std::fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+    let line = stat
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "))
+        .context("find all CPUs in /proc/stat")?;
+    // user, nice, system, idle, waiting, interrupts, soft interrupts, stolen; guests are in the first two.
+    let times: Vec<u64> = line.split_whitespace().take(8).filter_map(|field| field.parse().ok()).collect();
+    ensure!(times.len() == 8, "/proc/stat is not as expected: {line}");
+    Ok(Times { all: times.iter().sum(), idle: times[3] + times[4] })
+}

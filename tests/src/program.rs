@@ -61,7 +61,7 @@ pub const fn backend_address(id: BackendId) -> Ipv4Addr {
 pub struct Program {
     /// The loaded program.
     pub datapath: Datapath,
-    backends: BackendId,
+    backends: Vec<Backend>,
     services: Vec<(ServiceKey, Service)>,
 }
 
@@ -87,16 +87,17 @@ impl Program {
     /// `object` holds one.
     pub fn built(
         object: Option<&[u8]>,
+        family: Family,
         backends: BackendId,
         flows: u32,
         profiled_age: Duration,
     ) -> Result<Program> {
-        let sizes = sizes(Family::Ipv4, flows, profiled_age);
+        let sizes = sizes(family, flows, profiled_age);
         let datapath = match object {
             Some(object) => Datapath::load_object(object, sizes)?,
             None => Datapath::load(sizes, false, None)?,
         };
-        Program::configured(Family::Ipv4, backends, datapath)
+        Program::configured(family, backends, datapath)
     }
 
     fn configured(family: Family, backends: BackendId, mut datapath: Datapath) -> Result<Program> {
@@ -115,19 +116,22 @@ impl Program {
             services.push((key, service));
         }
         datapath.set_roles(address::to_wire(family.vip()), role::SERVICE)?;
+        let mut written = Vec::new();
         for id in 0..backends {
             let endpoint = SocketAddr::new(family.backend(id as u8 + 1), BACKEND_PORT);
             let address = address::to_wire(endpoint.ip());
             let abilities = ability::SERVE | ability::TAKE;
             let port = endpoint.port().to_be_bytes();
-            datapath.set_backend(id, &Backend { address, port, abilities, ..Backend::default() })?;
+            let backend = Backend { address, port, abilities, ..Backend::default() };
+            datapath.set_backend(id, &backend)?;
+            written.push(backend);
             datapath.set_roles(address, role::BACKEND)?;
             for protocol in [TCP, UDP] {
                 datapath.set_endpoint(&datapath.key(endpoint, protocol), endpoint::SERVER)?;
             }
         }
         datapath.set_port(0, INGRESS)?;
-        let mut program = Program { datapath, backends, services };
+        let mut program = Program { datapath, backends: written, services };
         program.set_port_hop(0, INGRESS, 1500);
         for id in 0..backends {
             program.set_hop(id, ELSEWHERE, 1500);
@@ -148,6 +152,18 @@ impl Program {
         Ok(())
     }
 
+    /// Has the services reach their backends in another way: `forward::*`, with this change to each. Hops that are set after
+    /// that are of this way.
+    pub fn set_forward(&mut self, forward: u8, change: impl Fn(&mut Backend)) -> Result<()> {
+        self.change_services(|service| service.forward = forward)?;
+        for (id, backend) in (0..).zip(&mut self.backends) {
+            backend.forward = forward;
+            change(backend);
+            self.datapath.set_backend(id, backend)?;
+        }
+        Ok(())
+    }
+
     /// Leads to a backend through interface `ifindex` of this MTU; 0 = there is no neighbour.
     pub fn set_hop(&mut self, id: BackendId, ifindex: u32, mtu: u16) {
         let hop = NextHop {
@@ -157,6 +173,7 @@ impl Program {
             mtu,
             ifindex,
             unusable: if mtu == 0 { Reason::NoNeighbour as u16 } else { 0 },
+            forward: self.backends.get(usize::from(id)).map_or(0, |backend| backend.forward),
             ..NextHop::default()
         };
         self.datapath.set_next_hop(MAX_PORTS + u32::from(id), &hop);
@@ -195,7 +212,7 @@ impl Program {
     /// The counters of each backend, summed over the CPUs.
     pub fn counters(&mut self) -> Result<Vec<BackendCounters>> {
         let cpus = self.datapath.cpus();
-        let backends = usize::from(self.backends);
+        let backends = self.backends.len();
         let values = self.datapath.read_counters(backends).context("read the counters")?;
         let add = |sum: BackendCounters, cpu: &BackendCounters| BackendCounters {
             request: add_traffic(sum.request, cpu.request),

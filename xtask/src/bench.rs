@@ -26,6 +26,9 @@ pub enum Bench {
     /// The same, beside nftables' DNAT
     #[command(disable_help_flag = true)]
     Rivals(Options),
+    /// Results that were written as JSON, as Markdown
+    #[command(disable_help_flag = true)]
+    Print(Options),
 }
 
 /// What a measurement is told.
@@ -39,21 +42,22 @@ pub struct Options {
 /// Builds and measures.
 pub fn run(workspace: &Workspace, bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Balance(options) => balance(workspace, options),
+        Bench::Balance(options) => in_user_space(workspace, "balance", options),
+        Bench::Print(options) => in_user_space(workspace, "print", options),
         Bench::Packet(options) => in_the_kernel(workspace, "packet", options),
         Bench::Live(options) => on_the_road(workspace, "live", &[], options),
         Bench::Rivals(options) => on_the_road(workspace, "rivals", &RIVALS, options),
     }
 }
 
-fn balance(workspace: &Workspace, options: &Options) -> Result<()> {
+fn in_user_space(workspace: &Workspace, name: &str, options: &Options) -> Result<()> {
     // It is linked with user space, which carries an XDP program; none is loaded, so an old one will do.
     if !workspace.ebpf_object().exists() {
         build::program(workspace, &setup::build_tools(workspace)?)?;
     }
     let mut run = workspace.cargo("run");
     run.args(["--package", "balancer-tests"]);
-    command::run(run.args(BENCH).arg("balance").args(&options.arguments))
+    command::run(run.args(BENCH).arg(name).args(&options.arguments))
 }
 
 /// What is measured beside the balancer, and with what.

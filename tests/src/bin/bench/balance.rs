@@ -22,6 +22,7 @@ use self::{
     verdict::Verdict,
     workload::Workload,
 };
+use crate::results::{Machine, Output};
 
 /// `cargo xtask bench balance`: the same flows through each method.
 ///
@@ -35,9 +36,8 @@ pub struct Options {
     /// Leave out 10 and 100 backends: some seconds instead of some minutes
     #[arg(long)]
     quick: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
     /// How many seeds, from 1 on
     #[arg(long, default_value = "9")]
     seeds: NonZero<u8>,
@@ -53,8 +53,9 @@ struct Job {
     runs: Vec<Verdict>,
 }
 
-/// Plays all scenes with all methods.
-pub fn run(options: &Options) -> Result<()> {
+/// Plays all scenes with all methods. False: a target was missed.
+pub fn run(options: &Options) -> Result<bool> {
+    let machine = Machine::here()?;
     let mut jobs: Vec<Job> = scenes(options.quick)
         .into_iter()
         .flat_map(|scene| Kind::ALL.map(|kind| Job { scene, kind, runs: Vec::new() }))
@@ -86,14 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
     for (job, _, verdict) in done {
         jobs[job].runs.push(verdict);
     }
-    let rows: Vec<_> = jobs.iter().map(|job| table::Row::new(&job.scene, job.kind, &job.runs)).collect();
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
-    } else {
-        table::print(&rows, Kind::ALL.len());
-        rivals::print(&jobs, Kind::ALL.len());
-    }
-    Ok(())
+    table::results(machine, &jobs, Kind::ALL.len()).finish(&options.output)
 }
 
 /// Each workload: steady and with a backend that comes back; three backends, more, unequal ones; by bytes.

@@ -3,19 +3,18 @@
 mod road;
 mod subject;
 
-use std::{collections::BTreeMap, fs::File, path::PathBuf};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use balancer_tests::harness::Harness;
-use serde::Serialize;
 
 use self::{
     road::Road,
     subject::{Bench, Subject},
 };
-use crate::packet::{
-    pin,
-    report::{Machine, Spread},
+use crate::{
+    packet::pin,
+    results::{Cell, Machine, Output, Results, Spread, Target},
 };
 
 /// `cargo xtask bench live`: packets a second through a pair of veth devices, all on one CPU.
@@ -32,37 +31,16 @@ pub struct Options {
     /// Packets of a run
     #[arg(long, default_value_t = 1 << 19, value_parser = clap::value_parser!(u32).range(1..=1 << 22))]
     packets: u32,
-    /// Write the results as JSON to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Compare with the targets: exit 1 with those that are missed (`bench rivals`)
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    output: Output,
     /// The CPU to run on
     #[arg(long, default_value_t = 0)]
     cpu: usize,
 }
 
-#[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    rows: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Row {
-    case: String,
-    flows: u32,
-    /// Millions of packets a second.
-    rate: Spread,
-    /// The rate, divided by that of the limit (fixed rewrite, no lookup) in the same round.
-    of_limit: Spread,
-    /// Divided by nftables' with as many flows in the same round.
-    of_nftables: Option<Spread>,
-}
-
 /// Measures; with `rivals`, nftables as well. False: a target was missed.
 pub fn run(options: &Options, rivals: bool) -> Result<bool> {
+    let machine = Machine::here()?;
     pin(options.cpu)?;
     let mut harness = Harness::load()?;
     let mut road = Road::new(&mut harness)?;
@@ -85,53 +63,23 @@ pub fn run(options: &Options, rivals: bool) -> Result<bool> {
     let of = |wanted: &Subject| {
         subjects.iter().position(|subject| subject == wanted).and_then(|at| rates.get(&at))
     };
-    let against = |rate: &[f64], other: &[f64]| {
-        Spread::of(&rate.iter().zip(other).map(|(rate, other)| rate / other).collect::<Vec<_>>())
-    };
-    let rows = subjects.iter().zip(rates.values()).map(|(subject, rate)| Row {
-        case: subject.name().to_owned(),
-        flows: subject.flows(),
-        rate: Spread::of(rate),
-        of_limit: of(&Subject::Limit).map_or(Spread::of(&[]), |limit| against(rate, limit)),
-        of_nftables: subject.rival().and_then(|rival| of(&rival)).map(|rival| against(rate, rival)),
-    });
-    let report = Report { machine: Machine::here()?, rows: rows.collect() };
-    report.print();
-    if let Some(path) = &options.json {
-        let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-        serde_json::to_writer_pretty(file, &report).with_context(|| format!("write {}", path.display()))?;
-    }
-    Ok(!options.check || report.check(&subjects))
-}
-
-impl Report {
-    fn print(&self) {
-        println!("{}\n", self.machine.line());
-        println!("| case | flows | Mpps, median | 10 % to 90 % | of the limit | of nftables |");
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-        for Row { case, flows, rate, of_limit, of_nftables } in &self.rows {
-            let rival = of_nftables.map_or(String::new(), |ratio| format!("{:.1} ×", ratio.median));
-            println!(
-                "| {case} | {flows} | {:.2} | {:.2}–{:.2} | {:.2} | {rival} |",
-                rate.median, rate.low, rate.high, of_limit.median
-            );
+    let mut results = Results::new(if rivals { "rivals" } else { "live" }, machine);
+    let mut targets = Vec::new();
+    let columns = ["case", "flows", "Mpps", "of the limit", "of nftables"];
+    let table = results.table(&columns);
+    for (subject, rate) in subjects.iter().zip(rates.values()) {
+        let of_limit = of(&Subject::Limit).and_then(|limit| Spread::of_ratios(rate, limit));
+        let rival = subject.rival().and_then(|rival| of(&rival));
+        let of_rival = rival.and_then(|rival| Spread::of_ratios(rate, rival));
+        let flows = Some(subject.flows()).filter(|flows| *flows > 0);
+        let rate: Cell = Spread::of(rate).into();
+        table.row([subject.name().into(), flows.into(), rate, of_limit.into(), of_rival.into()]);
+        if let (Some(ratio), Some(least)) = (of_rival, subject.least()) {
+            let what = format!("{}, {} flows: × nftables", subject.name(), subject.flows());
+            targets.push(Target::at_least(what, ratio.sound(), least));
         }
     }
-
-    /// Prints each target with what was measured; whether all are met.
-    fn check(&self, subjects: &[Subject]) -> bool {
-        println!();
-        let mut is_met = true;
-        for (row, subject) in self.rows.iter().zip(subjects) {
-            let (Some(ratio), Some(least)) = (row.of_nftables, subject.least()) else { continue };
-            let met = ratio.median >= least;
-            is_met &= met;
-            let verdict = if met { "met" } else { "MISSED" };
-            println!(
-                "{verdict}: {}, {} flows: {:.2} × nftables, at least {least}",
-                row.case, row.flows, ratio.median
-            );
-        }
-        is_met
-    }
+    results.note("Millions of packets a second on one CPU, the generator's and the devices' time included; ratios within a round.");
+    results.targets(targets);
+    results.finish(&options.output)
 }

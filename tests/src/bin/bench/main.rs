@@ -3,8 +3,11 @@
 mod balance;
 mod live;
 mod packet;
+mod results;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
 
 use clap::{Parser, Subcommand};
 
@@ -25,14 +28,21 @@ enum Bench {
     Live(live::Options),
     /// The same, and through nftables
     Rivals(live::Options),
+    /// Print results that were written as JSON, as Markdown
+    Print {
+        /// What `--json` has written
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().bench {
-        Bench::Balance(options) => balance::run(&options).map(|()| true),
+        Bench::Balance(options) => balance::run(&options),
         Bench::Packet(options) => packet::run(&options),
         Bench::Live(options) => live::run(&options, false),
         Bench::Rivals(options) => live::run(&options, true),
+        Bench::Print { files } => print(&files),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -42,4 +52,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print(files: &[PathBuf]) -> Result<bool> {
+    for file in files {
+        println!("{}", results::Results::read(file)?);
+    }
+    Ok(true)
 }

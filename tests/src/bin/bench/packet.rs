@@ -4,13 +4,10 @@ pub mod bed;
 pub mod case;
 pub mod frame;
 mod miss;
-pub mod report;
+mod report;
 mod target;
 
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use balancer_harness::names;
@@ -21,6 +18,7 @@ use self::{
     case::{Case, MANY},
     report::{Report, Samples},
 };
+use crate::results::{Machine, Output};
 
 /// `cargo xtask bench packet`: what the program takes for a packet, beside an XDP program that only says `XDP_TX`.
 ///
@@ -34,12 +32,8 @@ pub struct Options {
     /// Rounds
     #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Write the results as JSON to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Compare with the targets: exit 1 with those that are missed
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    output: Output,
     /// Only check, with few flows, that each case does what its name says; no times
     #[arg(long)]
     verify: bool,
@@ -79,11 +73,12 @@ pub fn run(options: &Options) -> Result<bool> {
         let object = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         objects.push((name, Some(object)));
     }
+    let machine = Machine::here()?;
     pin(options.cpu)?;
     let mut harness = Harness::load()?;
     let mut beds = Vec::new();
     for (name, object) in &objects {
-        let bed = Bed::new(&mut harness, name, object.as_deref(), scale);
+        let bed = Bed::new(&mut harness, name, object.as_deref(), scale, &cases);
         beds.push(bed.with_context(|| format!("prepare the build {name}"))?);
     }
     for bed in &mut beds {
@@ -101,12 +96,7 @@ pub fn run(options: &Options) -> Result<bool> {
         return Ok(true);
     }
     let report = measure(&mut harness, &mut beds, &cases, options.rounds)?;
-    report.print();
-    if let Some(path) = &options.json {
-        let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-        serde_json::to_writer_pretty(file, &report).with_context(|| format!("write {}", path.display()))?;
-    }
-    Ok(!options.check || target::check(&report))
+    report.results(machine).finish(&options.output)
 }
 
 /// Plays the rounds.
@@ -132,7 +122,7 @@ fn measure(harness: &mut Harness, beds: &mut [Bed], cases: &[Case], rounds: u32)
         eprint!("\rround {} of {rounds}", round + 1);
     }
     eprintln!();
-    Report::new(samples, misses)
+    Ok(Report { rows: samples, misses })
 }
 
 /// Stays on one CPU, so that all is measured with the same caches.

@@ -1,25 +1,30 @@
 //! Where another method loads the backends more evenly than this balancer, and why.
 
-use super::{Job, choice::Kind, play::Scene, table::Row, verdict::Verdict, workload::Workload};
+use super::{Job, choice::Kind, play::Scene, table::title, verdict::Verdict, workload::Workload};
 
 /// What is no more than this part better is as good.
 const NOISE: f64 = 0.05;
 
-/// Prints the list, from the jobs of each scene in groups of so many methods, this balancer's first.
-pub fn print(jobs: &[Job], methods: usize) {
-    println!("more even than the balancer by more than {:.0} %:", NOISE * 100.0);
+/// The list, from the jobs of each scene in groups of so many methods, this balancer's first.
+pub fn notes(jobs: &[Job], methods: usize) -> Vec<String> {
+    let mut lines = Vec::new();
     for scene in jobs.chunks(methods) {
         let Some((own, others)) = scene.split_first() else { continue };
         let deviation = Verdict::of(&own.runs).deviation;
         for other in others {
             let verdict = Verdict::of(&other.runs);
             if verdict.deviation < deviation * (1.0 - NOISE) {
-                let (title, name) = (Row::new(&own.scene, own.kind, &own.runs).title(), other.kind.name());
                 let why = reason(&own.scene, other.kind).unwrap_or("not explained");
-                println!("  {title}: {name}, {:.4} against {deviation:.4}: {why}", verdict.deviation);
+                let (title, name) = (title(&own.scene), other.kind.name());
+                lines.push(format!(
+                    "- {title}: {name}, {:.4} against {deviation:.4}: {why}",
+                    verdict.deviation
+                ));
             }
         }
     }
+    let head = format!("More even than the balancer by more than {:.0} %:", NOISE * 100.0);
+    if lines.is_empty() { vec![head + " nothing."] } else { vec![head, lines.join("\n")] }
 }
 
 /// Why the method can be more even there, where that is understood.

@@ -1,70 +1,86 @@
-//! The results, for people and as JSON.
+//! The results: a table for each measure, a row for each scene, a column for each method.
 
 use balancer_user::method::Method;
-use serde::Serialize;
 
 use super::{
+    Job,
     choice::Kind,
     play::{Scene, Weights},
+    rivals,
     verdict::Verdict,
+    workload::Workload,
 };
+use crate::results::{Cell, Machine, Results, Target};
 
-/// What one method did in one scene.
-#[derive(Serialize)]
-pub struct Row {
-    workload: &'static str,
-    backends: usize,
-    weights: &'static str,
-    measure: &'static str,
-    /// Whether a backend comes back after the warm-up.
-    returns: bool,
-    method: &'static str,
-    deviation: f64,
-    overload: f64,
-    typical: u64,
-    run: u64,
+/// What the deviation of three equal backends is to come to, by packets, and how much more may be noise.
+const DEVIATIONS: [(Workload, f64); 3] =
+    [(Workload::Exp, 0.007), (Workload::Heavy, 0.033), (Workload::Mix, 0.049)];
+const NOISE: f64 = 1.2;
+
+/// What a verdict says by a measure.
+type Measure = (&'static str, fn(&Verdict) -> Cell);
+
+/// The measures.
+const MEASURES: [Measure; 4] = [
+    ("deviation", |verdict| verdict.deviation.into()),
+    ("worst overload", |verdict| verdict.overload.into()),
+    ("longest run, median of the seeds", |verdict| verdict.typical.into()),
+    ("longest run of all", |verdict| verdict.run.into()),
+];
+
+/// The scene of a row.
+pub fn title(scene: &Scene) -> String {
+    let backends = scene.weights.list().len();
+    let count = if scene.returns { format!("{}+1", backends - 1) } else { backends.to_string() };
+    let weights = match scene.weights {
+        Weights::Equal(_) => "",
+        Weights::Rising => ", weights 1, 2, 3, 4",
+    };
+    let measure = if scene.measure == Method::LeastBandwidth { ", by bytes" } else { "" };
+    format!("{}, {count} backends{weights}{measure}", scene.workload.name())
 }
 
-impl Row {
-    pub fn new(scene: &Scene, kind: Kind, runs: &[Verdict]) -> Row {
-        let verdict = Verdict::of(runs);
-        Row {
-            workload: scene.workload.name(),
-            backends: scene.weights.list().len(),
-            weights: match scene.weights {
-                Weights::Equal(_) => "equal",
-                Weights::Rising => "1, 2, 3, 4",
-            },
-            measure: if scene.measure == Method::LeastBandwidth { "bytes" } else { "packets" },
-            returns: scene.returns,
-            method: kind.name(),
-            deviation: verdict.deviation,
-            overload: verdict.overload,
-            typical: verdict.typical,
-            run: verdict.run,
+/// All of it, from the jobs of each scene in groups of so many methods, this balancer's first.
+pub fn results(machine: Machine, jobs: &[Job], methods: usize) -> Results {
+    let mut results = Results::new("balance", machine);
+    for (name, cell) in MEASURES {
+        let columns: Vec<&str> = [name].into_iter().chain(Kind::ALL.map(Kind::name)).collect();
+        let table = results.table(&columns);
+        for scene in jobs.chunks(methods) {
+            let Some(first) = scene.first() else { continue };
+            let cells = scene.iter().map(|job| cell(&Verdict::of(&job.runs)));
+            table.row([title(&first.scene).into()].into_iter().chain(cells));
         }
     }
-
-    /// The scene.
-    pub fn title(&self) -> String {
-        let Row { workload, backends, weights, measure, .. } = self;
-        let count = if self.returns { format!("{}+1", backends - 1) } else { backends.to_string() };
-        format!("{workload}, {count} backends, weights {weights}, {measure}")
+    for note in rivals::notes(jobs, methods) {
+        results.note(note);
     }
+    results.targets(jobs.chunks(methods).flat_map(targets));
+    results
 }
 
-/// Prints the rows, in groups of so many methods for one scene. The smallest deviation is marked.
-pub fn print(rows: &[Row], methods: usize) {
-    for scene in rows.chunks(methods) {
-        let Some(first) = scene.first() else { continue };
-        println!("{}", first.title());
-        println!("    {:<18} {:>9} {:>9} {:>6} {:>8}", "method", "deviation", "overload", "run", "longest");
-        let best = scene.iter().map(|row| row.deviation).fold(f64::INFINITY, f64::min);
-        for row in scene {
-            let mark = if row.deviation <= best { '*' } else { ' ' };
-            let Row { method, deviation, overload, typical, run, .. } = row;
-            println!("  {mark} {method:<18} {deviation:>9.4} {overload:>9.3} {typical:>6} {run:>8}");
-        }
-        println!();
+/// What a scene is judged by: its jobs, this balancer's first.
+fn targets(jobs: &[Job]) -> Vec<Target> {
+    let Some((own, others)) = jobs.split_first() else { return Vec::new() };
+    let deviation = |job: &Job| Verdict::of(&job.runs).deviation;
+    let (scene, name) = (&own.scene, title(&own.scene));
+    let mut targets = Vec::new();
+    if scene.weights == Weights::Equal(3) && !scene.returns && scene.measure == Method::LeastPackets {
+        let wanted = DEVIATIONS.into_iter().find(|(workload, _)| *workload == scene.workload);
+        targets.extend(wanted.map(|(_, most)| {
+            Target::at_most(format!("{name}: deviation"), Some(deviation(own)), most * NOISE)
+        }));
     }
+    if matches!(scene.workload, Workload::Heavy | Workload::Mix) {
+        let best = others.iter().min_by(|a, b| deviation(a).total_cmp(&deviation(b)));
+        targets.extend(best.map(|best| {
+            let ratio = Some(deviation(best) / deviation(own));
+            Target::at_least(
+                format!("{name}: deviation of the best other ({}) ÷ the balancer's", best.kind.name()),
+                ratio,
+                1.0,
+            )
+        }));
+    }
+    targets
 }

@@ -102,8 +102,8 @@ pub struct Bench {
 impl Bench {
     /// Loads the programs and opens the flows.
     pub fn new(harness: &mut Harness, road: &mut Road) -> Result<Bench> {
-        let mut many = bed::load(None, MANY * 5 / 4, BRIEF)?;
-        let mut full = bed::load(None, DEFAULT_FLOWS, BRIEF)?;
+        let mut many = bed::load(None, IPV4, MANY * 5 / 4, BRIEF)?;
+        let mut full = bed::load(None, IPV4, DEFAULT_FLOWS, BRIEF)?;
         for shape in handshake(IPV4, DATAGRAM) {
             bed::pass(harness, &many, &shape, MANY)?;
         }

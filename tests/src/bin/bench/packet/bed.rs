@@ -1,6 +1,6 @@
 //! The program under test, with the flows that its packets are to be of.
 
-use std::{thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use balancer_common::{BackendCounters, RING_SLOTS, Reason};
@@ -10,10 +10,11 @@ use balancer_tests::{
     harness::{Harness, Subject},
     program::{INGRESS, Program},
 };
+use balancer_user::address;
 
 use super::{
-    case::{self, Case, Kind, MANY},
-    frame::{DATAGRAM, IPV4, Shape, TRANSMISSION, Way},
+    case::{self, Case, Kind, MANY, SOURCES},
+    frame::{DATAGRAM, Family, GUE_PORT, Given, Mode, Part, Shape, TRANSMISSION, Way},
 };
 
 /// Up to which age packets of most tables count by their flow's age: all flows are older when they are measured.
@@ -33,12 +34,42 @@ const HOURS: u16 = 26_822;
 pub struct Bed {
     /// What it is called.
     pub name: String,
-    many: Program,
-    young: Program,
-    few: Program,
-    full: Program,
-    /// The next flow that `full` has not seen for long.
+    programs: Vec<(Place, Program)>,
+    /// The next flow that full tables have not seen for long.
     flood: u32,
+}
+
+/// Where the flows of a case are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    family: Family,
+    mode: Mode,
+    room: Room,
+}
+
+/// A table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// A million flows of each protocol, and room for those that come.
+    Many,
+    /// Flows that stay young.
+    Young,
+    /// It fits into the cache.
+    Few,
+    /// Of the default size, full of half-open flows.
+    Full,
+}
+
+impl Place {
+    fn of(case: &Case) -> Place {
+        let room = match case.kind {
+            Kind::Young => Room::Young,
+            Kind::NewWarm => Room::Few,
+            Kind::Flood => Room::Full,
+            _ => Room::Many,
+        };
+        Place { family: case.shape.family, mode: case.shape.mode, room }
+    }
 }
 
 /// How many flows and packets there are.
@@ -69,39 +100,25 @@ struct Counts {
 }
 
 impl Bed {
-    /// Loads the program and opens the flows.
-    pub fn new(harness: &mut Harness, name: &str, object: Option<&[u8]>, scale: Scale) -> Result<Bed> {
-        let bed = Bed {
-            name: name.to_owned(),
-            // A million flows of each protocol, and room for those that come.
-            many: load(object, scale.many * 5 / 2, BRIEF)?,
-            young: load(object, FEW_FLOWS, Duration::from_secs(24 * 60 * 60))?,
-            few: load(object, FEW_FLOWS, BRIEF)?,
-            full: load(object, DEFAULT_FLOWS.min(scale.many), BRIEF)?,
-            flood: 0,
-        };
-        for transport in [TRANSMISSION, DATAGRAM] {
-            for shape in case::handshake(IPV4, transport) {
-                pass(harness, &bed.many, &shape, scale.many)?;
-                pass(harness, &bed.young, &shape, 1)?;
+    /// Loads the program and opens the flows that these cases are of.
+    pub fn new(
+        harness: &mut Harness,
+        name: &str,
+        object: Option<&[u8]>,
+        scale: Scale,
+        cases: &[Case],
+    ) -> Result<Bed> {
+        let mut bed = Bed { name: name.to_owned(), programs: Vec::new(), flood: scale.many * 2 };
+        for place in cases.iter().map(Place::of) {
+            if bed.programs.iter().all(|(known, _)| *known != place) {
+                let program = prepare(harness, object, scale, place);
+                let program = program.with_context(|| format!("{name}: open flows for {place:?}"))?;
+                bed.programs.push((place, program));
             }
         }
-        // One more packet of each, by which it is seen to be older than the profile's ages.
-        thread::sleep(GROWTH);
-        for transport in [TRANSMISSION, DATAGRAM] {
-            pass(harness, &bed.many, &case::established(IPV4, transport, Way::Request), scale.many)?;
+        if let Some((_, program)) = bed.programs.first() {
+            super::miss::map(program.datapath.flows());
         }
-        let mut bed = bed;
-        let opened = bed.many.counters()?.first().map_or(0, |counters| counters.opened);
-        ensure!(
-            opened == u64::from(scale.many) * 2,
-            "{name}: {opened} flows instead of {} twice",
-            scale.many
-        );
-        let full = pass(harness, &bed.full, &case::opening(IPV4, TRANSMISSION), scale.many * 2);
-        full.context("fill a table with half-open flows")?;
-        bed.flood = scale.many * 2;
-        super::miss::map(bed.many.datapath.flows());
         Ok(bed)
     }
 
@@ -110,15 +127,17 @@ impl Bed {
         let flows = scale.flows(case);
         let first = self.first(case, scale);
         for flow in [first, first + flows / 3, first + flows - 1] {
-            let packets = case.shape.packets(flow, 1, None)?;
+            self.ready(harness, case)?;
+            let shape = self.shape(case, flow)?;
+            let packets = shape.packets(flow, 1, None)?;
             let length = packets.length as usize;
             harness.make(&packets)?;
             harness.call(&Subject::Own(balancer_harness::names::FLOOR))?;
             let (_, last) = harness.run(1, length)?;
-            let arrives = case.shape.frame(flow)?;
+            let arrives = shape.frame(flow)?;
             ensure!(last.frame == arrives, "{}: flow {flow} is not made as it should be", case.name());
             let leaves = if case.verdict() == balancer_tests::program::verdict::TX {
-                case.shape.forwarded(flow)?
+                shape.forwarded(flow)?
             } else {
                 arrives
             };
@@ -151,7 +170,8 @@ impl Bed {
         let first = self.first(case, scale);
         let random = Some(seed).filter(|_| !is_new && case.kind != Kind::Flood);
         let set = if random.is_some() { scale.flows(case) } else { count };
-        let packets = case.shape.packets(first, set, random)?;
+        self.ready(harness, case)?;
+        let packets = self.shape(case, first)?.packets(first, set, random)?;
         harness.call(&self.subject(case)?)?;
         let before = self.counts(case)?;
         let mut sum = 0.0;
@@ -170,9 +190,27 @@ impl Bed {
         Ok(sum / f64::from(runs))
     }
 
-    /// The table's memory: random loads from it, one after the other; what one took, in nanoseconds.
+    /// The first table's memory: random loads from it, one after the other; what one took, in nanoseconds.
     pub fn miss(&self, loads: u32, seed: u64) -> f64 {
-        super::miss::probe(self.many.datapath.flows(), loads, seed)
+        let probe = |program: &Program| super::miss::probe(program.datapath.flows(), loads, seed);
+        self.programs.first().map_or(f64::NAN, |(_, program)| probe(program))
+    }
+
+    /// Sends what must have come before.
+    fn ready(&self, harness: &mut Harness, case: &Case) -> Result<()> {
+        if case.kind == Kind::Fragment {
+            let first = Shape { part: Part::First, ..case.shape };
+            pass(harness, self.program(case)?, &first, 1)?;
+        }
+        Ok(())
+    }
+
+    /// The frames of a case, with what the program has given to one flow if they depend on it.
+    fn shape(&self, case: &Case, flow: u32) -> Result<Shape> {
+        if case.shape.mode == Mode::Nat {
+            return Ok(case.shape);
+        }
+        Ok(Shape { given: given(self.program(case)?, &case.shape, flow)?, ..case.shape })
     }
 
     fn measure(&self, harness: &mut Harness, packets: &Packets, count: u32) -> Result<f64> {
@@ -189,24 +227,27 @@ impl Bed {
         }
     }
 
-    fn program(&mut self, kind: Kind) -> &mut Program {
-        match kind {
-            Kind::Young => &mut self.young,
-            Kind::NewWarm => &mut self.few,
-            Kind::Flood => &mut self.full,
-            _ => &mut self.many,
-        }
+    fn program(&self, case: &Case) -> Result<&Program> {
+        let place = Place::of(case);
+        let found = self.programs.iter().find(|(known, _)| *known == place);
+        found.map(|(_, program)| program).with_context(|| format!("there is no table for {place:?}"))
     }
 
-    fn subject(&mut self, case: &Case) -> Result<Subject<'_>> {
+    fn program_mut(&mut self, case: &Case) -> Result<&mut Program> {
+        let place = Place::of(case);
+        let found = self.programs.iter_mut().find(|(known, _)| *known == place);
+        found.map(|(_, program)| program).with_context(|| format!("there is no table for {place:?}"))
+    }
+
+    fn subject(&self, case: &Case) -> Result<Subject<'_>> {
         Ok(match case.kind {
             Kind::Limit => Subject::Own(balancer_harness::names::LIMIT),
-            kind => Subject::Loaded(self.program(kind).datapath.loaded_program()?),
+            _ => Subject::Loaded(self.program(case)?.datapath.loaded_program()?),
         })
     }
 
     fn counts(&mut self, case: &Case) -> Result<Counts> {
-        let program = self.program(case.kind);
+        let program = self.program_mut(case)?;
         let backend = program.counters()?.first().copied().unwrap_or_default();
         let drops = program.drops()?;
         let is_wanted = |drop: &&(Reason, u64)| case.kind == Kind::Refused(drop.0);
@@ -225,7 +266,7 @@ impl Bed {
         match case.kind {
             Kind::Limit | Kind::Foreign => {}
             Kind::Refused(_) => expected.refused += packets,
-            Kind::Hit | Kind::Young => match case.shape.way {
+            Kind::Hit | Kind::Young | Kind::Fragment => match case.shape.way {
                 Way::Request => bytes(&mut expected.backend.request, after.backend.request),
                 Way::Reply => bytes(&mut expected.backend.reply, after.backend.reply),
             },
@@ -251,10 +292,11 @@ impl Bed {
     }
 
     /// Takes flows out of the table, as if they had never been.
-    fn forget(&mut self, case: &Case, flows: std::ops::Range<u32>) -> Result<()> {
-        let table = self.program(case.kind).datapath.flows();
+    fn forget(&self, case: &Case, flows: std::ops::Range<u32>) -> Result<()> {
+        let program = self.program(case)?;
+        let table = program.datapath.flows();
         for flow in flows {
-            let key = case.shape.key(flow);
+            let key = key(program, &case.shape, flow);
             let found = table::find(table, &key, table::hash(table, &key));
             ensure!(
                 found.exists() && table::end_with(table, &found, 0, |_, _| {}),
@@ -266,9 +308,105 @@ impl Bed {
     }
 }
 
+/// A table with its flows.
+fn prepare(harness: &mut Harness, object: Option<&[u8]>, scale: Scale, place: Place) -> Result<Program> {
+    let Place { family, mode, room } = place;
+    let sources = SOURCES.min(scale.many);
+    let (flows, age) = match room {
+        Room::Many if mode == Mode::FullNat => (sources * 4, BRIEF),
+        // A flow of which only requests are seen has one entry, where there is room for two.
+        Room::Many if mode.is_one_way() => (scale.many * 5 / 8, BRIEF),
+        Room::Many => (scale.many * 5 / 2, BRIEF),
+        Room::Young => (FEW_FLOWS, Duration::from_secs(24 * 60 * 60)),
+        Room::Few => (FEW_FLOWS, BRIEF),
+        Room::Full => (DEFAULT_FLOWS.min(scale.many), BRIEF),
+    };
+    let mut program = load(object, family, flows, age)?;
+    set_mode(&mut program, family, mode)?;
+    let of_mode = |shape: Shape| Shape { mode, ..shape };
+    let request = |transport| of_mode(case::established(family, transport, Way::Request));
+    let opening = |transport| of_mode(case::opening(family, transport));
+    let mut opened = 0;
+    match room {
+        Room::Few => {}
+        Room::Full => {
+            pass(harness, &program, &opening(TRANSMISSION), scale.many * 2)?;
+            return Ok(program);
+        }
+        Room::Many | Room::Young => {
+            let many = if room == Room::Young { 1 } else { scale.many };
+            let transports = match mode {
+                Mode::Nat | Mode::FullNat => &[TRANSMISSION, DATAGRAM][..],
+                _ => &[TRANSMISSION][..],
+            };
+            // One more packet of each, by which it is seen to be older than the profile's ages.
+            let mut last = Vec::new();
+            for transport in transports.iter().copied() {
+                let count = match (mode, transport) {
+                    (Mode::FullNat, TRANSMISSION) => 1,
+                    (Mode::FullNat, _) => sources,
+                    _ => many,
+                };
+                pass(harness, &program, &opening(transport), count)?;
+                // Replies to given ports can be made for one flow only.
+                if mode == Mode::Nat || count == 1 {
+                    let answer = of_mode(case::answer(family, transport));
+                    let given = given(&program, &answer, 0)?;
+                    pass(harness, &program, &Shape { given, ..answer }, count)?;
+                }
+                pass(harness, &program, &request(transport), count)?;
+                last.push((request(transport), count));
+                opened += u64::from(count);
+            }
+            if room == Room::Many {
+                thread::sleep(GROWTH);
+                last.iter().try_for_each(|(shape, count)| pass(harness, &program, shape, *count))?;
+            }
+        }
+    }
+    let counted = program.counters()?.first().map_or(0, |counters| counters.opened);
+    ensure!(counted == opened, "{counted} flows instead of {opened}");
+    Ok(program)
+}
+
+/// Has a program reach its backend in another way.
+fn set_mode(program: &mut Program, family: Family, mode: Mode) -> Result<()> {
+    if mode == Mode::Nat {
+        return Ok(());
+    }
+    program.set_forward(mode.number(), |backend| {
+        if mode != Mode::Dsr {
+            backend.snat_address = address::to_wire(family.plan.balancer_backend_side());
+        }
+        // All clients are translated; no bit of a tunnel's source is free.
+        backend.snat_prefix = if mode == Mode::FullNat { 0 } else { 128 };
+        backend.snat_ports = [1024, u16::MAX];
+        backend.tunnel_port = GUE_PORT.to_be_bytes();
+    })?;
+    program.set_hop(0, INGRESS, 1500);
+    Ok(())
+}
+
+/// The key of a flow's requests.
+fn key(program: &Program, shape: &Shape, flow: u32) -> balancer_common::FlowKey {
+    let protocol = shape.transport.protocol;
+    shape.key(flow, |address| program.datapath.key(SocketAddr::new(address, 0), protocol).address)
+}
+
+/// What the program has given to a flow.
+fn given(program: &Program, shape: &Shape, flow: u32) -> Result<Given> {
+    let table = program.datapath.flows();
+    let key = key(program, shape, flow);
+    let found = table::find(table, &key, table::hash(table, &key));
+    ensure!(found.exists(), "flow {flow} is not in the table");
+    let entry = found.entry.flow();
+    Ok(Given { port: u16::from_be_bytes(entry.new_source_port), lot: entry.exchange as u16 })
+}
+
 /// Loads a program whose flows stay, with one backend.
-pub fn load(object: Option<&[u8]>, flows: u32, profiled_age: Duration) -> Result<Program> {
-    let mut program = Program::built(object, 1, flows, profiled_age).context("load the program")?;
+pub fn load(object: Option<&[u8]>, family: Family, flows: u32, profiled_age: Duration) -> Result<Program> {
+    let mut program =
+        Program::built(object, family.plan, 1, flows, profiled_age).context("load the program")?;
     program.set_hop(0, INGRESS, 1500);
     program.change_services(|service| {
         (service.idle_timeout, service.half_open_timeout, service.closing_timeout) = (HOURS, HOURS, HOURS);

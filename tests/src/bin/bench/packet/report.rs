@@ -1,176 +1,79 @@
-//! The results, for people and as JSON.
+//! What was measured, round by round, and what it comes to.
 
-use std::{fs, process::Command};
-
-use anyhow::Result;
-use serde::Serialize;
-
-use super::case::Case;
-
-/// Samples of one case that are further apart than this (the tenth part that is longest against the tenth part that is
-/// shortest) say nothing.
-const SPREAD: f64 = 3.0;
+use super::{case::Case, target};
+use crate::results::{Cell, Machine, Results, Spread};
 
 /// What was measured of one case.
 pub struct Samples {
-    object: String,
-    case: Case,
-    /// The floor's time, and the case's right after it, in nanoseconds.
-    pairs: Vec<(f64, f64)>,
+    pub object: String,
+    pub case: Case,
+    /// The floor's times, in nanoseconds.
+    floors: Vec<f64>,
+    /// The case's, each right after the floor's.
+    pub times: Vec<f64>,
+}
+
+/// All that was measured.
+pub struct Report {
+    pub rows: Vec<Samples>,
+    /// What a load from the flow table's memory took, in each round.
+    pub misses: Vec<f64>,
 }
 
 impl Samples {
     pub fn new(object: &str, case: Case) -> Samples {
-        Samples { object: object.to_owned(), case, pairs: Vec::new() }
+        Samples { object: object.to_owned(), case, floors: Vec::new(), times: Vec::new() }
     }
 
     pub fn add(&mut self, floor: f64, time: f64) {
-        self.pairs.push((floor, time));
+        self.floors.push(floor);
+        self.times.push(time);
     }
-}
 
-/// All that was measured.
-#[derive(Serialize)]
-pub struct Report {
-    machine: Machine,
-    /// The shortest, middle and longest time of the floor, in nanoseconds.
-    floor: Spread,
-    /// The same of a load from the flow table's memory.
-    pub miss: Spread,
-    pub rows: Vec<Row>,
-    #[serde(skip)]
-    pub misses: Vec<f64>,
-}
-
-/// Where and when it was measured.
-#[derive(Serialize)]
-pub struct Machine {
-    processor: String,
-    kernel: String,
-    date: String,
-    commit: String,
-    /// Processes that were waiting for a CPU on the average of the last minute, by the end.
-    load: f64,
-}
-
-/// A distribution.
-#[derive(Clone, Copy, Serialize)]
-pub struct Spread {
-    pub least: f64,
-    /// A tenth is below.
-    pub low: f64,
-    pub median: f64,
-    /// A tenth is above.
-    pub high: f64,
-}
-
-/// The result of one case.
-#[derive(Serialize)]
-pub struct Row {
-    pub object: String,
-    pub case: String,
-    pub flows: u32,
-    /// Nanoseconds for a packet, the harness's included.
-    pub time: Spread,
-    /// The same, divided by the floor's right before it.
-    pub ratio: Spread,
-    /// The runs disagree so much that the ratio can't be stood behind.
-    pub disagrees: bool,
-    #[serde(skip)]
-    pub what: Case,
-    /// The times, round by round.
-    #[serde(skip)]
-    pub times: Vec<f64>,
+    /// The times, divided by the floor's.
+    pub fn ratio(&self) -> Option<Spread> {
+        Spread::of_ratios(&self.times, &self.floors)
+    }
 }
 
 impl Report {
-    pub fn new(samples: Vec<Samples>, misses: Vec<f64>) -> Result<Report> {
-        let floors: Vec<f64> =
-            samples.iter().flat_map(|samples| samples.pairs.iter().map(|(floor, _)| *floor)).collect();
-        let rows = samples.into_iter().map(|samples| {
-            let times: Vec<f64> = samples.pairs.iter().map(|(_, time)| *time).collect();
-            let ratios: Vec<f64> = samples.pairs.iter().map(|(floor, time)| time / floor).collect();
-            let ratio = Spread::of(&ratios);
-            Row {
-                object: samples.object,
-                case: samples.case.name(),
-                flows: samples.case.flows,
-                time: Spread::of(&times),
-                ratio,
-                disagrees: ratio.high > ratio.low * SPREAD,
-                what: samples.case,
-                times,
-            }
-        });
-        let rows = rows.collect();
-        Ok(Report {
-            machine: Machine::here()?,
-            floor: Spread::of(&floors),
-            miss: Spread::of(&misses),
-            rows,
-            misses,
-        })
-    }
-
-    /// Prints a Markdown table.
-    pub fn print(&self) {
-        println!("{}", self.machine.line());
-        println!(
-            "Floor: {:.1} ns at least, {:.1} in the middle; a load from the flow table's memory: {:.0}, {:.0}.\n",
-            self.floor.least, self.floor.median, self.miss.least, self.miss.median
-        );
-        println!("| case | flows | build | ns, least | ns, median | × floor, median | 10 % to 90 % |");
-        println!("| --- | ---: | --- | ---: | ---: | ---: | ---: |");
-        let mut rows: Vec<&Row> = self.rows.iter().collect();
-        rows.sort_by_key(|row| self.rows.iter().position(|other| other.what == row.what));
+    /// As a table, with the targets.
+    pub fn results(&self, machine: Machine) -> Results {
+        let mut results = Results::new("packet", machine);
+        let floors: Vec<f64> = self.rows.iter().flat_map(|row| &row.floors).copied().collect();
+        let columns = ["case", "flows", "build", "× floor", "cache misses", "ns, least", "ns, median"];
+        let table = results.table(&columns);
+        let nanoseconds = |times: &[f64]| {
+            let spread = Spread::of(times);
+            [spread.map(|spread| spread.least), spread.map(|spread| spread.median)].map(Cell::from)
+        };
+        let line = |name: &str, times: &[f64]| {
+            let [least, median] = nanoseconds(times);
+            [name.into(), Cell::Nothing, Cell::Nothing, Cell::Nothing, Cell::Nothing, least, median]
+        };
+        table.row(line("floor: XDP_TX", &floors));
+        table.row(line("one load that no cache has", &self.misses));
+        let mut rows: Vec<&Samples> = self.rows.iter().collect();
+        rows.sort_by_key(|row| self.rows.iter().position(|other| other.case == row.case));
         for row in rows {
-            let Spread { low, median, high, .. } = row.ratio;
-            let ratio = if row.disagrees { "?".to_owned() } else { format!("{median:.2}") };
-            println!(
-                "| {} | {} | {} | {:.1} | {:.1} | {ratio} | {low:.1}–{high:.1} |",
-                row.case, row.flows, row.object, row.time.least, row.time.median
-            );
+            let [least, median] = nanoseconds(&row.times);
+            let misses = target::misses(self, row).and_then(|misses| Spread::of(&misses));
+            table.row([
+                row.case.name().into(),
+                row.case.flows.into(),
+                row.object.as_str().into(),
+                row.ratio().into(),
+                misses.into(),
+                least,
+                median,
+            ]);
         }
-        if self.rows.iter().any(|row| row.disagrees) {
-            println!("\n? = the runs disagree by more than {SPREAD} ×: measure again on a quiet machine.");
-        }
-    }
-}
-
-impl Spread {
-    pub fn of(values: &[f64]) -> Spread {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let at = |part: f64| {
-            let place = part * (sorted.len().max(1) - 1) as f64;
-            sorted.get(place.round() as usize).copied().unwrap_or(f64::NAN)
-        };
-        Spread { least: at(0.0), low: at(0.1), median: at(0.5), high: at(0.9) }
-    }
-}
-
-impl Machine {
-    /// All of it, for people.
-    pub fn line(&self) -> String {
-        let Machine { processor, kernel, date, commit, load } = self;
-        format!("{processor}, Linux {kernel}, {date}, commit {commit}, load {load}")
-    }
-
-    pub fn here() -> Result<Machine> {
-        let processor = fs::read_to_string("/proc/cpuinfo")?;
-        let processor =
-            processor.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let ask = |program: &str, arguments: &[&str]| {
-            let output = Command::new(program).args(arguments).output();
-            output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
-        };
-        Ok(Machine {
-            processor: processor.trim_start_matches(['\t', ' ', ':']).to_owned(),
-            kernel: read("/proc/sys/kernel/osrelease"),
-            date: ask("date", &["-u", "+%Y-%m-%d"]),
-            commit: ask("git", &["describe", "--always", "--dirty"]),
-            load: read("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
-        })
+        results.note(
+            "× floor: the time of a packet ÷ that of `XDP_TX` alone right before it; median of the rounds, and from the lowest to \
+             the highest tenth. Cache misses: what it takes more than with one flow ÷ a load that no cache has, in the same round. \
+             Of wrapped packets, the time in which the harness takes the wrapping off again is in it.",
+        );
+        results.targets(target::targets(self));
+        results
     }
 }
