@@ -84,14 +84,8 @@ impl Interfaces {
             if link.mac.is_none() {
                 bail!("interface {name} has no Ethernet address, so it can't carry balanced packets");
             }
-            let own = match (link.xdp, pins.take(name.as_str())) {
-                (Some(attachment), Some(pin)) if pin.program == attachment.program => {
-                    Some((pin.path, attachment))
-                }
-                (Some(attachment), _) => return Err(foreign(name.as_str(), attachment, &pins)),
-                // With a pin, the interface was deleted and made anew: the link leads nowhere.
-                (None, _) => None,
-            };
+            let own = occupant(link, &pins)?;
+            pins.take(name.as_str());
             found.push(Interface { name: name.to_string(), index: link.index, own });
         }
         Ok(Interfaces { found, missing, stale: pins.names() })
@@ -105,19 +99,54 @@ impl Interfaces {
     }
 }
 
-fn foreign(name: &str, attachment: XdpAttachment, pins: &PinnedLinks) -> anyhow::Error {
-    let id = attachment.program;
-    if pins.contain(id) {
-        return anyhow!(
-            "interface {name} carries an earlier balancer's program (id {id}) that is pinned under another name, as \
-             after a rename; take it off with `balancer detach`"
-        );
+/// Another program than an earlier balancer's is on an interface.
+#[derive(Debug)]
+pub struct Foreign {
+    /// Which, and where.
+    pub what: String,
+    /// What to do about it.
+    pub advice: String,
+}
+
+impl std::fmt::Display for Foreign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; {}", self.what, self.advice)
     }
-    anyhow!(
-        "interface {name} carries another XDP program (id {id}); see what it is with `bpftool prog show id {id}`, and \
-         take it off with its own tool (another balancer's: `balancer detach --pin-path PATH`), or with `ip link set dev \
-         {name} xdp off` where no link holds it (`bpftool link`)"
-    )
+}
+
+impl std::error::Error for Foreign {}
+
+/// The link of an earlier balancer that holds the program on an interface, and how that is attached; `None` if there is no program.
+///
+/// # Errors
+///
+/// When it is another program, that none of these pins holds there.
+pub fn occupant(link: &Link, pins: &PinnedLinks) -> Result<Option<(PathBuf, XdpAttachment)>, Foreign> {
+    let name = &link.name;
+    // A pin without a program: the interface was deleted and made anew, and the link leads nowhere.
+    let Some(attachment) = link.xdp else { return Ok(None) };
+    let id = attachment.program;
+    if let Some(pin) = pins.get(name).filter(|pin| pin.program == id) {
+        return Ok(Some((pin.path.clone(), attachment)));
+    }
+    Err(if pins.contain(id) {
+        Foreign {
+            what: format!(
+                "interface {name} carries an earlier balancer's program (id {id}) that is pinned under another name, as \
+                 after a rename"
+            ),
+            advice: "take it off with `balancer detach`".to_owned(),
+        }
+    } else {
+        Foreign {
+            what: format!("interface {name} carries another XDP program (id {id})"),
+            advice: format!(
+                "see what it is with `bpftool prog show id {id}`, and take it off with its own tool (another balancer's: \
+                 `balancer detach --pin-path PATH`), or with `ip link set dev {name} xdp off` where no link holds it \
+                 (`bpftool link`)"
+            ),
+        }
+    })
 }
 
 /// Puts the program on all interfaces, natively or, where that is refused and allowed, generically on all. Then the

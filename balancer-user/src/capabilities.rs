@@ -49,12 +49,22 @@ pub fn keep_those_of_the_prober() -> Result<()> {
     keep(OF_THE_PROBER).context("give up privileges")
 }
 
-/// Leaves this thread those of `wanted` that it has.
-fn keep(wanted: u64) -> io::Result<()> {
+/// Whether this thread may send and receive packets as they are on the wire, and mark them.
+pub fn holds_net_raw() -> bool {
+    read().is_ok_and(|(_, [low, _])| low.effective & (1 << CAP_NET_RAW) != 0)
+}
+
+fn read() -> io::Result<(Header, [Sets; 2])> {
     let mut header = Header { version: VERSION, process: 0 };
     let mut sets = [Sets::default(); 2];
     // SAFETY: the kernel reads the header and, for this version, writes two `Sets`.
     call(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) })?;
+    Ok((header, sets))
+}
+
+/// Leaves this thread those of `wanted` that it has.
+fn keep(wanted: u64) -> io::Result<()> {
+    let (mut header, mut sets) = read()?;
     for (sets, wanted) in sets.iter_mut().zip([wanted as u32, (wanted >> 32) as u32]) {
         let kept = sets.permitted & wanted;
         *sets = Sets { effective: kept, permitted: kept, inheritable: sets.inheritable & wanted };

@@ -3,6 +3,7 @@
 mod change;
 mod flows;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +14,8 @@ pub use self::change::{Assignment, BackendArgs, BackendVerb, ChangeArgs, Rollbac
 pub use self::flows::{FilterArgs, FlowsVerb};
 use crate::api::MOST_PICKS;
 use crate::commands;
-use crate::config::{InterfaceName, Requests, XdpMode};
+use crate::config::{Forward, InterfaceName, Requests, XdpMode};
+use crate::doctor;
 use crate::method::Method;
 use crate::prefix::Prefix;
 
@@ -88,6 +90,15 @@ enum Verb {
     /// Play a table of loads and print which backend each request goes to
     #[command(after_help = "Example:\n  balancer simulate tests/vectors/selection-tables.json")]
     Simulate(SimulateArgs),
+    /// Say whether this host is fit to balance, or to be a backend, and what to do about what is not
+    #[command(
+        after_help = "Examples:\n  balancer doctor                          every interface that is up\n  \
+        balancer doctor -c /etc/balancer.toml    what this configuration needs\n  \
+        balancer doctor eth0 --backend-of 192.0.2.10 --forward ipip --client 198.51.100.7\n                                           \
+        on a backend that holds the service's address\n\n\
+        Attaches nothing and changes nothing. Exit codes: 0 nothing would fail (there may be warnings), 1 something would."
+    )]
+    Doctor(DoctorArgs),
     /// On a backend: take off what packets to it are wrapped in, until SIGINT or SIGTERM
     #[command(after_help = "Examples:\n  balancer decap eth0 --from 10.0.0.1\n  \
         balancer decap eth0 --from 10.254.0.0/16 --from 2001:db8::/64 --gue-port 6080\n\n\
@@ -121,6 +132,37 @@ pub struct DecapArgs {
     /// How the program is attached: native, generic, or auto, which tries both
     #[arg(long, value_enum, default_value = "auto")]
     pub xdp_mode: XdpMode,
+}
+
+/// What is examined.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The interfaces [default: those of the configuration, or all that are up]
+    #[arg(value_name = "IFACE", conflicts_with = "config")]
+    pub interfaces: Vec<InterfaceName>,
+    /// Whether this host can run this configuration
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Whether this host is fit as a backend of the service with this address
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
+    pub backend_of: Option<IpAddr>,
+    /// How that service's packets come: dsr, ipip or gue
+    #[arg(long, value_name = "MODE", default_value = "dsr", requires = "backend_of", value_parser = one_way)]
+    pub forward: Forward,
+    /// The UDP port that GUE arrives at
+    #[arg(long, value_name = "PORT", default_value = "6080", requires = "backend_of", value_parser = clap::value_parser!(u16).range(1..))]
+    pub gue_port: u16,
+    /// A client, to whom the way back is looked up [default: one on the internet]
+    #[arg(long, value_name = "ADDRESS", requires = "backend_of")]
+    pub client: Option<IpAddr>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn one_way(text: &str) -> Result<Forward, &'static str> {
+    let found = doctor::WAYS.into_iter().find(|mode| mode.to_string() == text);
+    found.ok_or("allowed: dsr, ipip, gue")
 }
 
 /// How to run.
@@ -276,6 +318,7 @@ impl Cli {
             Verb::Whatif(args) => commands::whatif::run(&args),
             Verb::Flows(verb) => commands::flows::run(&verb),
             Verb::Simulate(SimulateArgs { file, json }) => commands::simulate::run(&file, json),
+            Verb::Doctor(args) => commands::doctor::run(&args),
             Verb::Decap(args) => commands::decap::run(&args),
             Verb::Api => commands::api::run(),
             Verb::Detach(args) => commands::detach::run(&args),
@@ -342,6 +385,16 @@ mod tests {
             ("rollback 3", Some(ErrorKind::UnknownArgument)),
             ("backend drain web-1 --deadline 10", Some(ErrorKind::ValueValidation)),
             ("backend drain", Some(ErrorKind::MissingRequiredArgument)),
+            ("doctor", None),
+            ("doctor eth0 eth1 --json", None),
+            ("doctor -c f", None),
+            ("doctor eth0 --backend-of 192.0.2.10 --forward gue --gue-port 6081 --client 198.51.100.7", None),
+            ("doctor --backend-of 2001:db8::10", None),
+            ("doctor eth0 -c f", Some(ErrorKind::ArgumentConflict)),
+            ("doctor --backend-of 192.0.2.10 -c f", Some(ErrorKind::ArgumentConflict)),
+            ("doctor --backend-of 192.0.2.10 --forward nat", Some(ErrorKind::ValueValidation)),
+            ("doctor --backend-of web", Some(ErrorKind::ValueValidation)),
+            ("doctor --client 198.51.100.7", Some(ErrorKind::MissingRequiredArgument)),
             ("decap eth0", None),
             ("decap eth0 --gue-port 6081 --from 10.0.0.1 --from 2001:db8::/32 --xdp-mode generic", None),
             ("decap", Some(ErrorKind::MissingRequiredArgument)),

@@ -27,6 +27,7 @@ use bytemuck::Zeroable as _;
 use tokio::sync::mpsc;
 
 pub use self::changes::{Prepared, cannot_probe};
+pub(crate) use self::seats::overhead;
 use self::{
     changes::Changes,
     generations::Generations,
@@ -165,17 +166,9 @@ impl Controller {
         addresses
     }
 
-    /// The ports that clients may be given with a source of this host's: the first and the last; `None` if none is.
-    pub fn given_ports(&self) -> Option<[u16; 2]> {
-        let giving = self.backends.iter().flatten().filter(|backend| backend.given_source().is_some());
-        giving.map(|backend| backend.snat_ports.0).reduce(|[a, b], [first, last]| [a.min(first), b.max(last)])
-    }
-
-    /// The families (as the kernel's settings name them) of services that keep no flows, so that the kernel's routes say where
-    /// their backends' answers go.
-    pub fn asks_for_ways(&self) -> BTreeSet<&'static str> {
-        let services = self.services.iter().filter(|service| service.config.one_packet);
-        services.map(|service| if service.config.address.is_ipv6() { "ipv6" } else { "ipv4" }).collect()
+    /// The services as they are configured.
+    pub fn configured(&self) -> impl Iterator<Item = &crate::config::Service> {
+        self.services.iter().map(|service| &service.config)
     }
 
     /// The addresses whose MAC whoever asks is told.

@@ -124,7 +124,12 @@ fn open_pins(pins: &Path) -> Result<File> {
     File::open(pins).with_context(|| format!("open {}", pins.display()))
 }
 
-fn require_bpffs(pins: &Path) -> Result<()> {
+/// Fails where the pin path is not on a BPF file system.
+///
+/// # Errors
+///
+/// What to do about it.
+pub fn require_bpffs(pins: &Path) -> Result<()> {
     let existing = pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let kind = statfs(existing).with_context(|| format!("look at {}", existing.display()))?.filesystem_type();
     if kind != BPF_FS_MAGIC {

@@ -1,5 +1,7 @@
 //! The kernel's links, routes and neighbours, by rtnetlink: read once, then followed.
 
+mod examine;
+
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
@@ -16,6 +18,8 @@ use rtnetlink::{
     },
 };
 use tokio::sync::{mpsc, watch};
+
+pub use examine::{Detail, Taken};
 
 use crate::{
     address,

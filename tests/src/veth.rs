@@ -8,6 +8,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use crate::Netns;
 
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_SFLAGS: u32 = 0x26;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETHTOOL_SGRO: u32 = 0x2c;
 
 /// One end of a pair: where it is and what it is called there.
@@ -46,23 +48,34 @@ pub fn pair_with_queues(a: End<'_>, b: End<'_>, mtu: u32, queues: u8) -> Result<
 /// Makes `device` compute checksums itself. With the usual offload a veth sends frames whose checksum nobody has
 /// finished, and XDP forwards them as they are.
 pub fn finish_checksums(netns: &Netns, device: &str) -> Result<()> {
-    turn_off(netns, device, ETHTOOL_STXCSUM)
-        .with_context(|| format!("turn transmit checksum offload of {device} off"))
+    leave_checksums(netns, device, false)
+}
+
+/// Whether `device` leaves checksums unfinished.
+pub fn leave_checksums(netns: &Netns, device: &str, is_left: bool) -> Result<()> {
+    set(netns, device, ETHTOOL_STXCSUM, u32::from(is_left))
+        .with_context(|| format!("change the transmit checksum offload of {device}"))
+}
+
+/// Whether `device` takes VLAN tags off frames; that it puts them on ends with it.
+pub fn strip_tags(netns: &Netns, device: &str, is_stripped: bool) -> Result<()> {
+    set(netns, device, ETHTOOL_SFLAGS, if is_stripped { ETH_FLAG_RXVLAN } else { 0 })
+        .with_context(|| format!("change the VLAN offloads of {device}"))
 }
 
 /// Makes `device` receive segments as they were on the wire. A veth with an XDP program joins those of one connection,
 /// and then neither their number nor their lengths are what was sent.
 pub fn keep_frames_apart(netns: &Netns, device: &str) -> Result<()> {
-    turn_off(netns, device, ETHTOOL_SGRO).with_context(|| format!("turn receive offload of {device} off"))
+    set(netns, device, ETHTOOL_SGRO, 0).with_context(|| format!("turn receive offload of {device} off"))
 }
 
-fn turn_off(netns: &Netns, device: &str, command: u32) -> Result<()> {
+fn set(netns: &Netns, device: &str, command: u32, data: u32) -> Result<()> {
     #[repr(C)]
     struct Value {
         command: u32,
         data: u32,
     }
-    let mut value = Value { command, data: 0 };
+    let mut value = Value { command, data };
     // SAFETY: `ifreq` is a plain C structure, for which all zeros is a value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     anyhow::ensure!(device.len() < request.ifr_name.len(), "{device} is too long for a device's name");

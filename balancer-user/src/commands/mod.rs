@@ -7,6 +7,7 @@ pub mod check;
 mod daemon;
 pub mod decap;
 pub mod detach;
+pub mod doctor;
 pub mod explain;
 pub mod flows;
 mod output;

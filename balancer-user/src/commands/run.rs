@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     announce::Announcer,
-    api::{self, Command, Published, Server},
+    api::{self, AttachedMode, Command, Published, Server},
     attach::{self, Attachments, Interfaces},
     capabilities,
     cli::RunArgs,
@@ -22,7 +22,7 @@ use crate::{
     config::{Config, Name, PassiveHealth},
     controller::{Controller, Prepared, cannot_probe},
     datapath::{Datapath, ProbePath, Sizes, remove_pinned_maps},
-    ephemeral, forwarding,
+    doctor,
     health::{Prober, Report},
     instance::Instance,
     netlink::Netlink,
@@ -105,10 +105,11 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     attachments.watch(controller.datapath_mut(), &network);
     controller.set_interfaces(attachments.status());
     tracing::info!("balancing on {} in {} mode", interfaces.names(), attachments.mode);
-    if let Some(given) = controller.given_ports() {
-        ephemeral::warn_if_shared(given);
+    warn_of_offloads(&attachments);
+    if let Some(shared) = doctor::shared_ports(controller.configured()) {
+        tracing::warn!("{shared}");
     }
-    forwarding::warn_if_off(&daemon, &controller.asks_for_ways());
+    warn_without_forwarding(&controller);
 
     let mut announcer = Announcer::open()?;
     announce(&mut announcer, &controller, &network);
@@ -131,18 +132,23 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     }
 }
 
-fn load(
-    config: Config,
-    source: (PathBuf, String),
-    prepared: mpsc::UnboundedSender<Prepared>,
-) -> Result<Controller> {
-    let sizes = Sizes {
+/// How large the maps are that a configuration asks for.
+pub(super) fn sizes(config: &Config) -> Sizes {
+    Sizes {
         flows: config.daemon.max_flows,
         services: config.daemon.max_services,
         backends: config.daemon.max_backends,
         ipv6: config.ipv6(),
         profiled_age: Profile::reach(config.daemon.window.max(KNOWN_AGE)),
-    };
+    }
+}
+
+fn load(
+    config: Config,
+    source: (PathBuf, String),
+    prepared: mpsc::UnboundedSender<Prepared>,
+) -> Result<Controller> {
+    let sizes = sizes(&config);
     let log_refusals = tracing::enabled!(target: "balancer_program", tracing::Level::DEBUG);
     let mut datapath = Datapath::load(sizes, log_refusals, config.daemon.pin_path.as_deref())?;
     if log_refusals {
@@ -152,7 +158,7 @@ fn load(
 }
 
 /// The kernel's tables, after a short wait for the neighbours of all backends.
-async fn first_network(netlink: &Netlink, addresses: &[IpAddr]) -> Result<Network> {
+pub(super) async fn first_network(netlink: &Netlink, addresses: &[IpAddr]) -> Result<Network> {
     let deadline = Monotonic::now().plus(NEIGHBOURS_AT_START);
     loop {
         let network = netlink.read(addresses).await?;
@@ -193,6 +199,21 @@ fn announce(announcer: &mut Announcer, controller: &Controller, network: &Networ
     let names = &controller.daemon().interfaces;
     let links: Vec<&Link> = names.iter().filter_map(|name| network.link(name.as_str())).collect();
     announcer.announce(&controller.advertised(), &links);
+}
+
+/// Warns of what drivers do to packets before the program sees them.
+fn warn_of_offloads(attachments: &Attachments) {
+    for interface in attachments.status() {
+        for finding in doctor::offloads(&interface.name, interface.mode == AttachedMode::Generic) {
+            tracing::warn!("{finding}");
+        }
+    }
+}
+
+fn warn_without_forwarding(controller: &Controller) {
+    for finding in doctor::without_forwarding(controller.daemon(), controller.configured()) {
+        tracing::warn!("{finding}");
+    }
 }
 
 async fn steer(
@@ -281,7 +302,7 @@ async fn steer(
             }
             prober.check(controller.targets());
             announce(&mut announcer, controller, &network.borrow());
-            forwarding::warn_if_off(controller.daemon(), &controller.asks_for_ways());
+            warn_without_forwarding(controller);
         }
         if let Some(begun) = changing {
             controller.note_change_time(Monotonic::now().since(begun));

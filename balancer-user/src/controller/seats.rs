@@ -216,7 +216,7 @@ impl LiveBackend {
 }
 
 /// How many bytes packets to a backend are wrapped in.
-const fn overhead(forward: u8, backend: IpAddr) -> u16 {
+pub(crate) const fn overhead(forward: u8, backend: IpAddr) -> u16 {
     let ip = if backend.is_ipv4() { 20 } else { 40 };
     match forward {
         forward::IPIP => ip,

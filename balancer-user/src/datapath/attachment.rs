@@ -169,6 +169,11 @@ impl PinnedLinks {
         Ok(PinnedLinks(links))
     }
 
+    /// The link of an interface.
+    pub fn get(&self, interface: &str) -> Option<&Pin> {
+        self.0.get(interface)
+    }
+
     /// Takes the link of an interface out.
     pub fn take(&mut self, interface: &str) -> Option<Pin> {
         self.0.remove(interface)

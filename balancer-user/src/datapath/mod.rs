@@ -54,6 +54,12 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("BALANCER_EBPF_OBJECT"))
 /// How many addresses of its own the host may have.
 const LOCAL_ADDRESSES: u32 = 4096;
 
+/// The name of a loaded program; `None` if it may not be asked for, or is gone.
+pub fn program_name(id: u32) -> Option<String> {
+    let programs = aya::programs::loaded_programs().filter_map(Result::ok);
+    programs.into_iter().find(|program| program.id() == id)?.name_as_str().map(str::to_owned)
+}
+
 /// How large the maps are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {

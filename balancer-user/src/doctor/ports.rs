@@ -2,20 +2,36 @@
 
 use std::fs;
 
-/// Warns if the kernel takes ports for this host's own connections that the program gives to clients, `given` being the first
-/// and the last of these: the replies of two such connections to one backend would look alike.
-pub fn warn_if_shared(given: [u16; 2]) {
+use super::Finding;
+use crate::config::{Service, Snat};
+
+/// That the kernel takes ports for this host's own connections that the program gives to clients of these services: the
+/// replies of two such connections to one backend would look alike.
+pub fn shared_ports<'a>(services: impl Iterator<Item = &'a Service>) -> Option<Finding> {
+    let given = given(services)?;
     let setting = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     let [range, reserved] = ["ip_local_port_range", "ip_local_reserved_ports"].map(setting);
-    if let Some((first, last)) = shared(given, &range, &reserved) {
-        let [lowest, highest] = given;
-        tracing::warn!(
-            "this host's own connections may come from the ports {first} to {last}, which clients are given as well: \
-             lower net.ipv4.ip_local_port_range to end at {}, or add {lowest}-{highest} to \
+    let (first, last) = shared(given, &range, &reserved)?;
+    let [lowest, highest] = given;
+    Some(Finding::warning(
+        "net.ipv4.ip_local_port_range",
+        format!(
+            "this host's own connections may come from the ports {first} to {last}, which clients are given as well"
+        ),
+        format!(
+            "lower net.ipv4.ip_local_port_range to end at {}, or add {lowest}-{highest} to \
              net.ipv4.ip_local_reserved_ports",
             lowest - 1
-        );
-    }
+        ),
+    ))
+}
+/// The ports that clients may be given with a source of this host's: the first and the last; `None` if none is.
+fn given<'a>(services: impl Iterator<Item = &'a Service>) -> Option<[u16; 2]> {
+    let giving =
+        services.filter(|service| !service.forward.mode.is_one_way() && service.forward.snat != Snat::Never);
+    giving
+        .map(|service| service.forward.snat_ports.0)
+        .reduce(|[a, b], [first, last]| [a.min(first), b.max(last)])
 }
 
 /// The first and the last port that the kernel takes of these, by the texts of its two settings; `None` if there is none, or if the
