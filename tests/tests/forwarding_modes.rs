@@ -293,7 +293,9 @@ fn full_nat_gives_every_client_a_source() {
             let mut sources: Vec<SocketAddr> = packets
                 .iter()
                 // The connections of the other family may still be closing.
-                .filter(|packet| packet.destination.port() == 8080 && packet.source.is_ipv4() == address.is_ipv4())
+                .filter(|packet| {
+                    packet.destination.port() == 8080 && packet.source.is_ipv4() == address.is_ipv4()
+                })
                 .map(|packet| packet.source)
                 .collect();
             sources.sort_unstable();
