@@ -33,3 +33,20 @@ fn a_wrong_call_is_refused() {
         assert!(!output.status.success() && errors.contains(message), "{arguments:?}: {errors}");
     }
 }
+
+/// `bench controller` with few sizes: flows are opened, found again, and counted; reloads change what they say.
+#[test]
+fn the_controller_is_measured_at_its_work() {
+    let output = Command::new(env!("CARGO_BIN_EXE_bench")).args(["controller", "--verify"]).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{errors}");
+    let memory = |family: &str| {
+        let row = text.lines().find(|line| line.starts_with(&format!("| {family} |"))).expect("a row");
+        row.split('|').skip(2).take(2).map(|cell| cell.trim().parse::<u64>().unwrap()).collect::<Vec<_>>()
+    };
+    // What is reserved is what 55 % of the places in use come to, and a little for clients.
+    for (family, used) in [("IPv4", 130), ("IPv6", 258)] {
+        let [each, reserved] = memory(family)[..] else { panic!("{text}") };
+        assert!(each == used && (each * 100 / 55..each * 100 / 55 + 50).contains(&reserved), "{text}");
+    }
+}

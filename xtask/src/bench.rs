@@ -26,6 +26,9 @@ pub enum Bench {
     /// The same, beside nftables' DNAT
     #[command(disable_help_flag = true)]
     Rivals(Options),
+    /// What the controller's work costs: ticks, walks over the flow table, reloads, memory; as root
+    #[command(disable_help_flag = true)]
+    Controller(Options),
     /// Results that were written as JSON, as Markdown
     #[command(disable_help_flag = true)]
     Print(Options),
@@ -43,6 +46,7 @@ pub struct Options {
 pub fn run(workspace: &Workspace, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Balance(options) => in_user_space(workspace, "balance", options),
+        Bench::Controller(options) => in_the_kernel(workspace, "controller", options),
         Bench::Print(options) => in_user_space(workspace, "print", options),
         Bench::Packet(options) => in_the_kernel(workspace, "packet", options),
         Bench::Live(options) => on_the_road(workspace, "live", &[], options),

@@ -1,6 +1,7 @@
 //! `cargo xtask bench` runs this.
 
 mod balance;
+mod controller;
 mod live;
 mod packet;
 mod results;
@@ -28,6 +29,8 @@ enum Bench {
     Live(live::Options),
     /// The same, and through nftables
     Rivals(live::Options),
+    /// What the controller's work costs: ticks, walks over the flow table, reloads, memory
+    Controller(controller::Options),
     /// Print results that were written as JSON, as Markdown
     Print {
         /// What `--json` has written
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Bench::Packet(options) => packet::run(&options),
         Bench::Live(options) => live::run(&options, false),
         Bench::Rivals(options) => live::run(&options, true),
+        Bench::Controller(options) => controller::run(&options),
         Bench::Print { files } => print(&files),
     };
     match result {
