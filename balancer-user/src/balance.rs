@@ -113,11 +113,11 @@ struct Backend {
     requests: u64,
     /// Since when it has had a share of the new flows: added, or its weight last raised from 0.
     since: Monotonic,
-    /// Whether another had had its share for the whole window by then or, where this one has come back, for longer: only such a
-    /// one is a newcomer.
+    /// Whether another had had its share for the whole window by then or, where this one has come back or was added, for longer:
+    /// only such a one is a newcomer.
     is_late: bool,
-    /// Whether it has had a share before.
-    has_served: bool,
+    /// Whether it has had a share before, or was added when another had.
+    is_second: bool,
     /// Its flows, beside the service's `Openings`.
     opened: Row,
 }
@@ -190,17 +190,18 @@ impl Balance {
         let mut old = std::mem::take(&mut self.backends);
         let others = old.iter().filter(|backend| backend.member.weight > 0).map(|backend| backend.since);
         let longest = others.map(|since| now.since(since)).max().unwrap_or(Duration::ZERO);
-        // While all windows are still short, those that serve for the first time are all alike.
-        let is_late = |has_served| longest >= self.span || has_served && longest > Duration::ZERO;
+        // While all windows are still short, those that the service began with are all alike.
+        let is_late = |is_second| longest >= self.span || is_second && longest > Duration::ZERO;
+        let is_added = longest > Duration::ZERO;
         let flows = self.flows.get_or_insert_with(|| Flows::new(now, self.span));
         for member in members {
             let backend = match old.iter().position(|backend| backend.member.id == member.id) {
                 Some(index) => {
                     let mut backend = old.swap_remove(index);
                     if backend.member.weight == 0 {
-                        (backend.since, backend.is_late) = (now, is_late(backend.has_served));
+                        (backend.since, backend.is_late) = (now, is_late(backend.is_second));
                     }
-                    backend.has_served |= backend.member.weight > 0;
+                    backend.is_second |= backend.member.weight > 0;
                     backend.member = *member;
                     backend
                 }
@@ -211,8 +212,8 @@ impl Balance {
                     active: 0,
                     requests: 0,
                     since: now,
-                    is_late: is_late(false),
-                    has_served: false,
+                    is_late: is_late(is_added),
+                    is_second: is_added,
                     opened: flows.row(),
                 },
             };

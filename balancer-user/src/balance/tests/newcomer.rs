@@ -92,6 +92,28 @@ fn a_weight_that_comes_back_from_zero_makes_a_newcomer() {
     assert_eq!(flags(&world), [false, false, false]);
 }
 
+/// Added, removed and added again, or not reachable at first, while nobody's window is full.
+#[test]
+fn one_that_is_added_to_others_is_a_newcomer_however_young_they_are() {
+    let flags = |world: &World| -> Vec<bool> {
+        world.balance.scores(world.time()).iter().map(|score| score.newcomer).collect()
+    };
+    for flows in FLOWS {
+        for before in [&[1, 1][..], &[1, 1, 0]] {
+            let mut world = World::new(Method::LeastPackets, &[1, 1]);
+            world.run(4_000, TICK, flows);
+            world.weights(before);
+            world.run(1_000, TICK, flows);
+            world.weights(&[1; 3]);
+            assert_eq!(flags(&world), [false, false, true]);
+            let picks = world.run(14_000, TICK, flows);
+            let share = count_of(2, &picks) as f64 / picks.len() as f64;
+            assert!(share > 0.8 / 3.0 && share < 1.15 / 3.0, "{flows:?}: {share:.3}");
+            assert!(longest_run(&picks) <= 6, "{flows:?}: {}", longest_run(&picks));
+        }
+    }
+}
+
 /// Down and up again while nobody's window is full.
 #[test]
 fn one_that_returns_among_others_that_stayed_is_a_newcomer_however_young_they_are() {
