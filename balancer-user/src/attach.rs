@@ -278,8 +278,10 @@ fn refusal(error: AttachError, name: &str, mode: AttachedMode) -> Refused {
 }
 
 impl Attachments {
-    /// Attaches the program to interfaces that have appeared; says in the log, once for each change, what has become of them.
-    pub fn watch(&mut self, datapath: &mut Datapath, network: &Network) {
+    /// Attaches the program to interfaces that have appeared, and returns whether there were any; says in the log, once for each
+    /// change, what has become of them.
+    pub fn watch(&mut self, datapath: &mut Datapath, network: &Network) -> bool {
+        let mut is_attached = false;
         let is_generic = self.mode == AttachedMode::Generic;
         for carrier in &mut self.interfaces {
             let link = network.link(&carrier.name);
@@ -293,6 +295,7 @@ impl Attachments {
                     match attach_anew(datapath, &carrier.name, link, is_generic, pins) {
                         Ok(attached) => {
                             (carrier.index, carrier.attached) = (index, Some(attached));
+                            is_attached = true;
                             State::Attached
                         }
                         Err(error) => State::Refused(format!("{error:#}")),
@@ -305,6 +308,7 @@ impl Attachments {
                 carrier.state = now;
             }
         }
+        is_attached
     }
 
     /// What has become of the interfaces, in configured order.

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The lock that a running balancer holds; the kernel lets go of it when the process ends, however it ends.
 pub struct Instance {
     path: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl Instance {
@@ -39,16 +39,14 @@ impl Instance {
     ///
     /// When another balancer holds it (with its process id), or the pin path is not on a BPF file system.
     pub fn claim(daemon: &Daemon) -> Result<Instance> {
+        let path = daemon.pin_path.clone().unwrap_or_else(|| daemon.socket.with_extension("lock"));
         let claimed = match &daemon.pin_path {
-            Some(pins) => lock(pins, || open_pins(pins))?,
-            None => {
-                let path = daemon.socket.with_extension("lock");
-                lock(&path, || open_socket_lock(&path))?
-            }
+            Some(pins) => lock(pins, TRIES, || open_pins(pins))?,
+            None => lock(&path, TRIES, || open_socket_lock(&path))?,
         };
         match claimed {
-            Claimed::Ours(instance) => Ok(instance),
-            Claimed::Held { by, path } => bail!(
+            Claimed::Ours(lock) => Ok(Instance { path, lock }),
+            Claimed::Held { by } => bail!(
                 "another balancer is running: {by} holds {}; stop it, or give this one a pin-path and a socket of its own",
                 path.display()
             ),
@@ -65,12 +63,32 @@ impl Instance {
             return Ok(None);
         }
         require_bpffs(pins)?;
-        match lock(pins, || File::open(pins).with_context(|| format!("open {}", pins.display())))? {
-            Claimed::Ours(instance) => Ok(Some(instance)),
-            Claimed::Held { by, path } => {
-                bail!("a balancer is running: {by} holds {}; stop it first", path.display())
+        match lock(pins, TRIES, || File::open(pins).with_context(|| format!("open {}", pins.display())))? {
+            Claimed::Ours(lock) => Ok(Some(Instance { path: pins.to_owned(), lock })),
+            Claimed::Held { by } => {
+                bail!("a balancer is running: {by} holds {}; stop it first", pins.display())
             }
         }
+    }
+}
+
+impl Instance {
+    /// Claims the pin path anew if somebody has removed it, or put something else in its place.
+    ///
+    /// # Errors
+    ///
+    /// When another balancer holds it by now, or it is not on a BPF file system any more.
+    pub fn renew(&mut self) -> Result<()> {
+        let claimed = self.lock.metadata().context("look at the lock")?;
+        let there = fs::metadata(&self.path);
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (claimed.dev(), claimed.ino())) {
+            return Ok(());
+        }
+        match lock(&self.path, 1, || open_pins(&self.path))? {
+            Claimed::Ours(lock) => self.lock = lock,
+            Claimed::Held { by } => bail!("{by} holds {}", self.path.display()),
+        }
+        Ok(())
     }
 }
 
@@ -86,13 +104,13 @@ impl Drop for Instance {
 }
 
 enum Claimed {
-    Ours(Instance),
-    Held { by: String, path: PathBuf },
+    Ours(Flock<File>),
+    Held { by: String },
 }
 
-/// Locks what `open` opens at `path`.
-fn lock(path: &Path, open: impl Fn() -> Result<File>) -> Result<Claimed> {
-    let mut tries = 1;
+/// Locks what `open` opens at `path`; tried so often while another process holds it.
+fn lock(path: &Path, tries: u32, open: impl Fn() -> Result<File>) -> Result<Claimed> {
+    let mut tried = 1;
     loop {
         let file = open()?;
         let opened = file.metadata().with_context(|| format!("look at {}", path.display()))?;
@@ -101,17 +119,17 @@ fn lock(path: &Path, open: impl Fn() -> Result<File>) -> Result<Claimed> {
             Ok(lock) => {
                 // Whoever held it may have removed it since it was opened here; then another can be made and locked.
                 if fs::metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == identity) {
-                    return Ok(Claimed::Ours(Instance { path: path.to_owned(), _lock: lock }));
+                    return Ok(Claimed::Ours(lock));
                 }
             }
-            Err((_, Errno::EWOULDBLOCK)) if tries < TRIES => {
-                tries += 1;
+            Err((_, Errno::EWOULDBLOCK)) if tried < tries => {
+                tried += 1;
                 sleep(PAUSE);
             }
             Err((_, Errno::EWOULDBLOCK)) => {
                 let by = holder(identity)
                     .map_or_else(|| "another process".to_owned(), |process| format!("process {process}"));
-                return Ok(Claimed::Held { by, path: path.to_owned() });
+                return Ok(Claimed::Held { by });
             }
             Err((_, error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
         }
@@ -177,15 +195,17 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("b.lock");
         let open = || open_socket_lock(&path);
-        let Claimed::Ours(first) = lock(&path, open).expect("locked") else { panic!("nobody holds it") };
-        let held = lock(&path, open).expect("tried");
+        let Claimed::Ours(first) = lock(&path, TRIES, open).expect("locked") else {
+            panic!("nobody holds it")
+        };
+        let held = lock(&path, TRIES, open).expect("tried");
         assert!(matches!(held, Claimed::Held { by, .. } if by == format!("process {}", std::process::id())));
 
         let holder = thread::spawn(move || {
             sleep(4 * PAUSE);
             drop(first);
         });
-        assert!(matches!(lock(&path, open).expect("locked"), Claimed::Ours(_)));
+        assert!(matches!(lock(&path, TRIES, open).expect("locked"), Claimed::Ours(_)));
         holder.join().expect("no panic");
     }
 }

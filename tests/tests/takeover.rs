@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
+    fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
@@ -117,6 +118,51 @@ fn connections_and_counts_go_on_after_a_crash() {
     let mut streams: Vec<TcpStream> = (0..3).map(|_| scene.connect()).collect();
     streams.iter_mut().for_each(|stream| exchange(stream, b"after"));
     scene.wait("three new ones", |status| actives(status) == [1, 1, 1]);
+}
+
+#[test]
+fn pins_that_somebody_removes_are_made_again_and_keep_others_out() {
+    let mut scene = Scene::new("", service(&[1, 1], ""));
+    let mut kept = scene.connect();
+    exchange(&mut kept, b"before");
+    let pins = scene.balancer().place().pins().to_owned();
+    let names = |directory: &str| -> Vec<_> {
+        let entries = fs::read_dir(pins.join(directory)).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    let before = [names("maps"), names("links")];
+    assert_eq!((before[0].len() > 10, before[1].len()), (true, 2), "{before:?}");
+
+    fs::remove_dir_all(&pins).unwrap();
+    let made =
+        eventually(LIMIT, "the pins again", || ([names("maps"), names("links")] == before).then_some(()));
+    made.unwrap_or_else(|error| panic!("{error}: {}", scene.balancer().log()));
+    let count = before.iter().map(Vec::len).sum::<usize>();
+    let said = format!("somebody has removed {count} pins below {}: they are there again", pins.display());
+    assert!(scene.balancer().log().contains(&said), "{}", scene.balancer().log());
+
+    // The new directory is claimed as well.
+    let text = operator::refused(&scene.bench.balancer, &scene.balancer().place().config()).unwrap();
+    let holder = format!("process {} holds", scene.balancer().id());
+    assert!(text.contains(&holder), "{text}");
+
+    scene.crash_and_start("", service(&[1, 1], ""));
+    exchange(&mut kept, b"after");
+}
+
+/// Some of them are of no use: what they say of each other is not true any more.
+#[test]
+fn where_a_map_is_missing_a_start_is_refused_until_begun_afresh() {
+    let mut scene = Scene::new("", service(&[1], ""));
+    let place = scene.balancer.take().unwrap().crash();
+    fs::remove_file(place.pins().join("maps/FLOWS")).unwrap();
+    let text = operator::refused(&scene.bench.balancer, &place.config()).unwrap();
+    assert!(
+        text.contains("the map FLOWS is missing below") && text.contains("`balancer run --fresh`"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -27,6 +27,7 @@ use crate::{
     instance::Instance,
     netlink::Netlink,
     network::{Link, Network},
+    pin_watch::PinWatch,
     profile::Profile,
     supervisor::Supervisor,
 };
@@ -69,7 +70,7 @@ pub(super) fn start_log() -> Result<()> {
 
 async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()> {
     let daemon = config.daemon.clone();
-    let _instance = Instance::claim(&daemon)?;
+    let mut instance = Instance::claim(&daemon)?;
     let netlink = Netlink::open()?;
     let interfaces = Interfaces::examine(&daemon, &netlink.read(&[]).await?)?;
     let server = Server::bind(&daemon.socket, daemon.socket_group.as_ref().map(Name::as_str)).await?;
@@ -99,6 +100,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
         remove_pinned_maps(pins)?;
     }
     let mut attachments = attached?;
+    let mut pin_watch = PinWatch::new(Monotonic::now(), &mut instance, daemon.pin_path.clone())?;
     controller.tick(Monotonic::now())?;
     // The interfaces as they are with the program: what is followed from here on.
     let network = netlink.read(&addresses).await?;
@@ -126,7 +128,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer };
     let health = (prober, path, reports);
     tokio::select! {
-        result = steer(&mut controller, &mut attachments, kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
+        result = steer(&mut controller, (&mut attachments, &mut pin_watch), kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
         result = netlink.follow(addresses, asked_for, to_controller) => result.context("follow the kernel's routes and neighbours"),
         result = serve => result,
     }
@@ -218,7 +220,7 @@ fn warn_without_forwarding(controller: &Controller) {
 
 async fn steer(
     controller: &mut Controller,
-    attachments: &mut Attachments,
+    (attachments, pin_watch): (&mut Attachments, &mut PinWatch<'_>),
     Kernel { mut network, addresses, neighbours, mut announcer }: Kernel,
     (prober, mut path, mut reports): (Prober, ProbePath, mpsc::Receiver<Report>),
     (mut asked, mut prepared): (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Prepared>),
@@ -245,7 +247,9 @@ async fn steer(
                     bail!("the kernel's routes and neighbours are no longer followed");
                 }
                 let seen = network.borrow_and_update().clone();
-                attachments.watch(controller.datapath_mut(), &seen);
+                if attachments.watch(controller.datapath_mut(), &seen) {
+                    pin_watch.renew();
+                }
                 controller.set_interfaces(attachments.status());
                 // An interface may go between the look and the write; the next look says so.
                 if let Err(error) = controller.set_network(Monotonic::now(), &seen) {
@@ -261,6 +265,7 @@ async fn steer(
                 let now = Monotonic::now();
                 controller.tick_in_time(now)?;
                 supervisor.alive(now);
+                pin_watch.look(now);
                 if let Some(neighbour) = controller.take_unresolved() {
                     // One that finds no room is missed again by the next answer.
                     let _ = neighbours.try_send(neighbour);

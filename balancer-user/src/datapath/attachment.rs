@@ -14,7 +14,7 @@ use aya::programs::{
 };
 use balancer_common::names;
 
-use super::{Datapath, link};
+use super::{Datapath, object};
 
 /// Why an interface did not take the program.
 #[derive(Debug)]
@@ -196,7 +196,7 @@ pub fn detach_pins(pin_path: &Path, interfaces: &[String]) -> Result<Vec<String>
     let mut removed = Vec::new();
     for (name, pin) in PinnedLinks::read(pin_path)?.0 {
         if interfaces.is_empty() || interfaces.contains(&name) {
-            link::detach(&pin.path).with_context(|| format!("detach {}", pin.path.display()))?;
+            object::detach(&pin.path).with_context(|| format!("detach {}", pin.path.display()))?;
             fs::remove_file(&pin.path).with_context(|| format!("remove {}", pin.path.display()))?;
             removed.push(name);
         }
@@ -210,7 +210,7 @@ pub fn detach_pins(pin_path: &Path, interfaces: &[String]) -> Result<Vec<String>
     }
 }
 
-fn links_directory(pin_path: &Path) -> PathBuf {
+pub(super) fn links_directory(pin_path: &Path) -> PathBuf {
     pin_path.join("links")
 }
 

@@ -60,6 +60,9 @@ impl PinnedMaps {
                 layout.version
             );
         }
+        if let Some(missing) = PINNED.iter().find(|name| !directory.join(name).exists()) {
+            bail!("the map {missing} is missing below {}: somebody removed it; {anew}", directory.display());
+        }
         for (name, setting, entries) in wanted {
             let Some(found) = entries_of(&directory.join(name))? else { continue };
             if found != *entries {
@@ -127,6 +130,6 @@ fn read_layout(directory: &Path) -> Result<Option<Layout>> {
     Ok(Some(Layout { version, seed: [low, high] }))
 }
 
-fn directory(pin_path: &Path) -> PathBuf {
+pub(super) fn directory(pin_path: &Path) -> PathBuf {
     pin_path.join("maps")
 }
