@@ -6,6 +6,7 @@ mod changes;
 mod explain;
 mod generations;
 mod health;
+mod obstacle;
 mod records;
 mod search;
 mod seats;

@@ -8,6 +8,7 @@ use balancer_common::{BackendId, Reason, ServiceId};
 use super::{
     Controller,
     health::Checked,
+    obstacle::obstacle,
     seats::{Duty, LiveBackend, LiveService},
 };
 use crate::{
@@ -109,7 +110,7 @@ impl Controller {
             weight: config.map_or(0, |config| config.weight.get()),
             state: state(backend, score),
             since_s: 0.0,
-            reason: reason(backend, score),
+            reason: self.reason(backend, score),
             health: backend.health.as_ref().map(|health| health_status(&health.judge, now)),
             active: backend.active(),
             awaiting: backend.histogram.as_ref().map(|_| backend.awaiting()),
@@ -128,6 +129,28 @@ impl Controller {
 }
 
 impl Controller {
+    /// Why it is in that state, where there is more to say than the state's name says.
+    fn reason(&self, backend: &LiveBackend, score: Option<&Score>) -> Option<String> {
+        let checks = backend.health.as_ref().map(|health| health.judge.reason().to_owned());
+        match state(backend, score) {
+            BackendState::Leaving | BackendState::Draining | BackendState::Disabled => None,
+            BackendState::Unreachable => {
+                let names: Vec<&str> = self.daemon.interfaces.iter().map(|name| name.as_str()).collect();
+                Some(obstacle(&self.network, backend.endpoint.ip(), backend.forward, &names))
+            }
+            BackendState::Starting if backend.health.as_ref().is_none_or(Checked::is_up) => Some(format!(
+                "slow start: {:.0}% of its weight",
+                score.map_or(1.0, |score| score.ramp) * 100.0
+            )),
+            BackendState::Down
+                if backend.health.as_ref().is_none_or(|health| health.judge.verdict() != Verdict::Down) =>
+            {
+                backend.passive.as_ref()?.out().map(|(_, reason)| reason.to_owned())
+            }
+            BackendState::Starting | BackendState::Down | BackendState::Up => checks,
+        }
+    }
+
     /// How many flows of a backend are left, and how far its draining has come.
     pub(super) fn draining(&self, now: Monotonic, id: BackendId) -> Option<(u64, Drain)> {
         let backend = self.backends.get(usize::from(id))?.as_ref()?;
@@ -160,30 +183,6 @@ pub(super) fn state(backend: &LiveBackend, score: Option<&Score>) -> BackendStat
         (Duty::Serve, Some(Verdict::Unknown)) => BackendState::Starting,
         (Duty::Serve, _) if score.is_some_and(|score| score.ramp < 1.0) => BackendState::Starting,
         (Duty::Serve, _) => BackendState::Up,
-    }
-}
-
-/// Why it is in that state, where there is more to say than the state's name says.
-fn reason(backend: &LiveBackend, score: Option<&Score>) -> Option<String> {
-    let checks = backend.health.as_ref().map(|health| health.judge.reason().to_owned());
-    match state(backend, score) {
-        BackendState::Leaving | BackendState::Draining | BackendState::Disabled => None,
-        BackendState::Unreachable => {
-            let why = backend.hop.and_then(|hop| Reason::from_index(hop.unusable.into()));
-            Some(match why {
-                Some(Reason::NoNeighbour) => "its link-layer address is not known".to_owned(),
-                _ => "there is no way to it by the configured interfaces".to_owned(),
-            })
-        }
-        BackendState::Starting if backend.health.as_ref().is_none_or(Checked::is_up) => {
-            Some(format!("slow start: {:.0}% of its weight", score.map_or(1.0, |score| score.ramp) * 100.0))
-        }
-        BackendState::Down
-            if backend.health.as_ref().is_none_or(|health| health.judge.verdict() != Verdict::Down) =>
-        {
-            backend.passive.as_ref()?.out().map(|(_, reason)| reason.to_owned())
-        }
-        BackendState::Starting | BackendState::Down | BackendState::Up => checks,
     }
 }
 
