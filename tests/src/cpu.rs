@@ -12,6 +12,13 @@ pub fn usable() -> Result<Vec<usize>> {
     Ok((0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect())
 }
 
+/// How many CPUs there are, whatever the calling thread may use.
+pub fn online() -> Result<usize> {
+    let count =
+        nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN).context("ask for the CPUs")?;
+    usize::try_from(count.unwrap_or(1)).context("count the CPUs")
+}
+
 /// Keeps the calling thread on one CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut one = CpuSet::new();

@@ -46,11 +46,21 @@ pub struct Options {
 pub fn run(workspace: &Workspace, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Balance(options) => in_user_space(workspace, "balance", options),
-        Bench::Controller(options) => in_the_kernel(workspace, "controller", options),
         Bench::Print(options) => in_user_space(workspace, "print", options),
-        Bench::Packet(options) => in_the_kernel(workspace, "packet", options),
-        Bench::Live(options) => on_the_road(workspace, "live", &[], options),
-        Bench::Rivals(options) => on_the_road(workspace, "rivals", &RIVALS, options),
+        Bench::Live(options) => on_the_road(workspace, "live", PathBuf::new(), options),
+        Bench::Rivals(options) => {
+            packages::require("bench", &RIVALS)?;
+            // The measurement says what it leaves out.
+            for package in MORE_RIVALS {
+                if let Err(error) = packages::require_all("bench", &[package]) {
+                    println!("bench: {error:#}");
+                }
+            }
+            let binary = build::run(workspace, &build::Options { release: true })?;
+            on_the_road(workspace, "rivals", binary, options)
+        }
+        Bench::Packet(options) => in_the_kernel(workspace, "packet", PathBuf::new(), options),
+        Bench::Controller(options) => in_the_kernel(workspace, "controller", PathBuf::new(), options),
     }
 }
 
@@ -65,21 +75,26 @@ fn in_user_space(workspace: &Workspace, name: &str, options: &Options) -> Result
 }
 
 /// What is measured beside the balancer, and with what.
-const RIVALS: [Tool; 2] =
-    [Tool { program: "nft", package: "nftables" }, Tool { program: "ethtool", package: "ethtool" }];
+const RIVALS: [Tool; 5] = [
+    Tool { program: "nft", package: "nftables" },
+    Tool { program: "ethtool", package: "ethtool" },
+    Tool { program: "nginx", package: "nginx-light" },
+    Tool { program: "wrk", package: "wrk" },
+    Tool { program: "iperf3", package: "iperf3" },
+];
+/// Packages of what is measured as well, if there.
+const MORE_RIVALS: [&str; 2] = ["haproxy", "libnginx-mod-stream"];
 
-fn on_the_road(workspace: &Workspace, name: &str, tools: &[Tool], options: &Options) -> Result<()> {
+fn on_the_road(workspace: &Workspace, name: &str, binary: PathBuf, options: &Options) -> Result<()> {
     test::require_tools("bench")?;
-    packages::require("bench", tools)?;
-    in_the_kernel(workspace, name, options)
+    in_the_kernel(workspace, name, binary, options)
 }
 
-fn in_the_kernel(workspace: &Workspace, name: &str, options: &Options) -> Result<()> {
+fn in_the_kernel(workspace: &Workspace, name: &str, binary: PathBuf, options: &Options) -> Result<()> {
     let tools = setup::build_tools(workspace)?;
     build::program(workspace, &tools)?;
     build::harness(workspace, &tools)?;
-    // None of these runs the binary.
-    let mut run = end_to_end::cargo(workspace, "run", PathBuf::new(), &[])?;
+    let mut run = end_to_end::cargo(workspace, "run", binary, &[])?;
     command::run(run.args(BENCH).arg(name).args(&options.arguments))
 }
 

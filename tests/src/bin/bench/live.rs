@@ -15,6 +15,7 @@ use self::{
 use crate::{
     packet::pin,
     results::{Cell, Machine, Output, Results, Spread, Target},
+    stack,
 };
 
 /// `cargo xtask bench live`: packets a second through a pair of veth devices, all on one CPU.
@@ -38,10 +39,42 @@ pub struct Options {
     cpu: usize,
 }
 
-/// Measures; with `rivals`, nftables as well. False: a target was missed.
-pub fn run(options: &Options, rivals: bool) -> Result<bool> {
-    let machine = Machine::here()?;
+/// `cargo xtask bench rivals`: the same as `live` beside nftables' DNAT, and then what a user would notice: web servers (nginx)
+/// directly, and behind nftables, HAProxy, nginx, and this balancer.
+#[derive(clap::Args)]
+pub struct RivalOptions {
+    #[command(flatten)]
+    live: Options,
+    /// Rounds of the full stack, at most: it ends when the extra CPU time for a connection is known well enough. 0 = none
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=1_000))]
+    stack_rounds: u32,
+    /// The full stack alone
+    #[arg(long)]
+    stack_only: bool,
+}
+
+/// Measures. False: a target was missed.
+pub fn run(options: &Options) -> Result<bool> {
+    let mut results = Results::new("live", Machine::here()?);
     pin(options.cpu)?;
+    packets(&mut results, options, false)?;
+    results.finish(&options.output)
+}
+
+/// Measures the rivals as well. False: a target was missed.
+pub fn run_rivals(options: &RivalOptions) -> Result<bool> {
+    let mut results = Results::new("rivals", Machine::here()?);
+    pin(options.live.cpu)?;
+    if !options.stack_only {
+        packets(&mut results, &options.live, true)?;
+    }
+    if options.stack_rounds > 0 {
+        stack::run(&mut results, options.stack_rounds)?;
+    }
+    results.finish(&options.live.output)
+}
+
+fn packets(results: &mut Results, options: &Options, rivals: bool) -> Result<()> {
     let mut harness = Harness::load()?;
     let mut road = Road::new(&mut harness)?;
     let mut bench = Bench::new(&mut harness, &mut road)?;
@@ -63,7 +96,6 @@ pub fn run(options: &Options, rivals: bool) -> Result<bool> {
     let of = |wanted: &Subject| {
         subjects.iter().position(|subject| subject == wanted).and_then(|at| rates.get(&at))
     };
-    let mut results = Results::new(if rivals { "rivals" } else { "live" }, machine);
     let mut targets = Vec::new();
     let columns = ["case", "flows", "Mpps", "of the limit", "of nftables"];
     let table = results.table(&columns);
@@ -81,5 +113,5 @@ pub fn run(options: &Options, rivals: bool) -> Result<bool> {
     }
     results.note("Millions of packets a second on one CPU, the generator's and the devices' time included; ratios within a round.");
     results.targets(targets);
-    results.finish(&options.output)
+    Ok(())
 }

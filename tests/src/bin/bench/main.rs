@@ -5,6 +5,7 @@ mod controller;
 mod live;
 mod packet;
 mod results;
+mod stack;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -27,8 +28,8 @@ enum Bench {
     Packet(packet::Options),
     /// How many packets a second cross the program between two devices
     Live(live::Options),
-    /// The same, and through nftables
-    Rivals(live::Options),
+    /// The same beside nftables, and the full stack beside HAProxy and nginx as well
+    Rivals(live::RivalOptions),
     /// What the controller's work costs: ticks, walks over the flow table, reloads, memory
     Controller(controller::Options),
     /// Print results that were written as JSON, as Markdown
@@ -43,8 +44,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().bench {
         Bench::Balance(options) => balance::run(&options),
         Bench::Packet(options) => packet::run(&options),
-        Bench::Live(options) => live::run(&options, false),
-        Bench::Rivals(options) => live::run(&options, true),
+        Bench::Live(options) => live::run(&options),
+        Bench::Rivals(options) => live::run_rivals(&options),
         Bench::Controller(options) => controller::run(&options),
         Bench::Print { files } => print(&files),
     };

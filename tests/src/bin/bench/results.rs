@@ -1,5 +1,6 @@
 //! What a measurement has come to: the same for all of them, for people as Markdown, for later as JSON, and to be judged.
 
+mod interval;
 mod machine;
 mod spread;
 mod target;
@@ -13,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-pub use self::{machine::Machine, spread::Spread, target::Target};
+pub use self::{interval::Interval, machine::Machine, spread::Spread, target::Target};
 
 /// What becomes of the results.
 #[derive(clap::Args)]
@@ -52,6 +53,7 @@ pub enum Cell {
     Count(u64),
     Number(f64),
     Spread(Spread),
+    Interval(Interval),
     Text(String),
     Nothing,
 }
@@ -160,6 +162,7 @@ impl fmt::Display for Cell {
             Cell::Count(count) => write!(out, "{count}"),
             Cell::Number(number) => short(*number, out),
             Cell::Spread(spread) => write!(out, "{spread}"),
+            Cell::Interval(interval) => write!(out, "{interval}"),
             Cell::Text(text) => write!(out, "{text}"),
             Cell::Nothing => Ok(()),
         }
@@ -199,6 +202,12 @@ impl From<f64> for Cell {
 impl From<Spread> for Cell {
     fn from(spread: Spread) -> Cell {
         Cell::Spread(spread)
+    }
+}
+
+impl From<Interval> for Cell {
+    fn from(interval: Interval) -> Cell {
+        Cell::Interval(interval)
     }
 }
 
