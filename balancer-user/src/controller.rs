@@ -44,6 +44,7 @@ use crate::{
     config::{Config, Daemon},
     datapath::Datapath,
     network::{Network, port_hop},
+    path_mtu::{PathMtus, Told},
     responses::Histogram,
     window::{Growth as _, difference},
 };
@@ -66,6 +67,7 @@ pub struct Controller {
     /// The age profiles as last read, `cpus` for each service.
     profiles: Vec<AgeProfile>,
     network: Network,
+    path_mtus: PathMtus,
     /// The roles of addresses, and the endpoints of backends, as written.
     roles: BTreeMap<IpAddr, u32>,
     endpoints: BTreeMap<[u8; 8], u32>,
@@ -108,6 +110,7 @@ impl Controller {
             response_times: Vec::new(),
             profiles: Vec::new(),
             network: Network::default(),
+            path_mtus: PathMtus::default(),
             roles: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             keys: BTreeMap::new(),
@@ -208,13 +211,34 @@ impl Controller {
             let Some(Some(backend)) = self.backends.get_mut(usize::from(*id)) else { continue };
             let id = u32::from(*id);
             backend.source = self.network.source(backend.endpoint.ip());
-            let hop = backend.hop_through(&self.network, &names);
+            let path = self.path_mtus.of(backend.endpoint.ip());
+            let hop = backend.hop_through(&self.network, &names, path);
             if backend.hop != Some(hop) {
                 self.datapath.set_next_hop(MAX_PORTS + id, &hop);
                 backend.hop = Some(hop);
             }
             backend.unreachable_since = (hop.mtu == 0).then(|| backend.unreachable_since.unwrap_or(now));
         }
+    }
+
+    /// Believes a router that a packet to a backend, in a tunnel, was too large for it.
+    pub fn narrow(&mut self, now: Monotonic, told: &Told) {
+        let address = told.destination;
+        let is_ours = self.backends.iter().flatten().any(|backend| backend.has_sent(told));
+        if is_ours && self.path_mtus.learn(now, address, told.mtu) {
+            tracing::info!("packets to {address} may have {} bytes, a router on the way says", told.mtu);
+            self.set_hops_to(now, &[address]);
+        }
+    }
+
+    /// Writes how the backends at these addresses are reached.
+    fn set_hops_to(&mut self, now: Monotonic, addresses: &[IpAddr]) {
+        let is_one = |backend: &Option<LiveBackend>| {
+            backend.as_ref().is_some_and(|backend| addresses.contains(&backend.endpoint.ip()))
+        };
+        let ids: Vec<BackendId> =
+            (0..).zip(&self.backends).filter(|(_, backend)| is_one(backend)).map(|(id, _)| id).collect();
+        self.set_hops(now, &ids);
     }
 
     /// Tells each service's `Balance` who may take flows, and the program as well.
@@ -286,6 +310,10 @@ impl Controller {
 
     /// One pass: counters, windows, rings, and a slice of the flow table.
     pub fn tick(&mut self, now: Monotonic) -> Result<()> {
+        let wider = self.path_mtus.expire(now);
+        if !wider.is_empty() {
+            self.set_hops_to(now, &wider);
+        }
         let mut counted = self.cursors();
         let mut observations = self.read_counters()?;
         // A flow that took its slot in between may be counted or not: once more, and mostly it is clear.

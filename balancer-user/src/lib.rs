@@ -25,6 +25,7 @@ pub mod method;
 pub mod netlink;
 pub mod network;
 pub mod openings;
+pub mod path_mtu;
 pub mod pin_watch;
 pub mod prefix;
 pub mod profile;

@@ -73,6 +73,13 @@ impl Source {
         let is_its = address.is_ipv4() == backend.is_ipv4();
         is_its.then(|| Source { address, prefix: address::length_on_wire(address, network.length()) })
     }
+
+    /// Whether `address` is it, or one of its network.
+    pub fn covers(&self, address: IpAddr) -> bool {
+        let [own, other] =
+            [self.address, address].map(|address| u128::from_be_bytes(address::to_wire(address)));
+        (own ^ other).leading_zeros() >= u32::from(self.prefix)
+    }
 }
 
 /// What the kernel knows of a neighbour.

@@ -16,7 +16,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub struct Detour {
     /// Without the router.
     pub bench: Topology,
-    _router: Netns,
+    /// The router.
+    pub router: Netns,
 }
 
 impl Detour {
@@ -51,7 +52,7 @@ impl Detour {
             );
             backend.ip_batch(&lines).unwrap();
         }
-        Self { bench, _router: router }
+        Self { bench, router }
     }
 
     /// `balancer decap` on each backend.

@@ -27,6 +27,7 @@ use crate::{
     instance::Instance,
     netlink::Netlink,
     network::{Link, Network},
+    path_mtu::{self, Told},
     pin_watch::PinWatch,
     profile::Profile,
     supervisor::Supervisor,
@@ -114,6 +115,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     warn_without_forwarding(&controller);
 
     let mut announcer = Announcer::open()?;
+    let told = path_mtu::listen()?;
     announce(&mut announcer, &controller, &network);
 
     let (to_controller, from_kernel) = watch::channel(network);
@@ -125,7 +127,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     capabilities::keep_those_of_the_controller()?;
     let mut supervisor = Supervisor::from_environment(Monotonic::now());
     supervisor.ready();
-    let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer };
+    let kernel = Kernel { network: from_kernel, addresses: to_netlink, neighbours, announcer, told };
     let health = (prober, path, reports);
     tokio::select! {
         result = steer(&mut controller, (&mut attachments, &mut pin_watch), kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
@@ -185,6 +187,8 @@ struct Kernel {
     /// Those to be found: interface and address.
     neighbours: mpsc::Sender<(u32, IpAddr)>,
     announcer: Announcer,
+    /// What routers say of the ways to backends.
+    told: mpsc::Receiver<Told>,
 }
 
 /// Has health checks go the ways that the services' packets go.
@@ -221,7 +225,7 @@ fn warn_without_forwarding(controller: &Controller) {
 async fn steer(
     controller: &mut Controller,
     (attachments, pin_watch): (&mut Attachments, &mut PinWatch<'_>),
-    Kernel { mut network, addresses, neighbours, mut announcer }: Kernel,
+    Kernel { mut network, addresses, neighbours, mut announcer, mut told }: Kernel,
     (prober, mut path, mut reports): (Prober, ProbePath, mpsc::Receiver<Report>),
     (mut asked, mut prepared): (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Prepared>),
     publish: &watch::Sender<Published>,
@@ -282,6 +286,7 @@ async fn steer(
                 changing = Some(now);
                 controller.change(now, change);
             }
+            Some(told) = told.recv() => controller.narrow(Monotonic::now(), &told),
             Some(command) = asked.recv() => controller.answer(command),
             count = reports.recv_many(&mut heard, REPORTS) => {
                 if count == 0 {

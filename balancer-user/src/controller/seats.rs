@@ -10,8 +10,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use balancer_common::{
     AgeProfile, BackendCounters, BackendId, NextHop, Reason, ResponseTimes, Service, ServiceId, ServiceKey,
-    Traffic, ability, forward, option,
+    Traffic, UDP, ability, forward, option,
 };
+use balancer_ebpf::wrap::{IPV4_WITHIN, IPV6_WITHIN};
 use bytemuck::Zeroable as _;
 
 use super::{Controller, health::Checked, records};
@@ -24,6 +25,7 @@ use crate::{
     health::Passive,
     maglev,
     network::{Network, Source},
+    path_mtu::Told,
     responses::Histogram,
     window::Window,
 };
@@ -189,8 +191,21 @@ impl LiveBackend {
         self.own_source.or_else(|| self.source.map(whole)).filter(|_| is_tunnel)
     }
 
-    /// The way to it through this network, which it may itself be packed for; `ports` are the configured interfaces' names.
-    pub(super) fn hop_through(&self, network: &Network, ports: &[&str]) -> NextHop {
+    /// Whether a packet that a router tells of was for it, in its tunnel.
+    pub(super) fn has_sent(&self, told: &Told) -> bool {
+        let is_wrapped = match self.forward {
+            forward::IPIP => matches!(told.protocol, IPV4_WITHIN | IPV6_WITHIN),
+            forward::GUE => told.protocol == UDP && told.port == self.gue_port,
+            _ => false,
+        };
+        is_wrapped
+            && told.destination == self.endpoint.ip()
+            && self.tunnel_source().is_some_and(|source| source.covers(told.source))
+    }
+
+    /// The way to it through this network, which it may itself be packed for, and on which packets of `path` bytes are taken;
+    /// `ports` are the configured interfaces' names.
+    pub(super) fn hop_through(&self, network: &Network, ports: &[&str], path: u16) -> NextHop {
         let address = self.endpoint.ip();
         let forward = self.forward;
         let unusable = NextHop { unusable: Reason::NoEgress as u16, forward, ..NextHop::zeroed() };
@@ -200,7 +215,7 @@ impl LiveBackend {
             forward::IPIP | forward::GUE if self.tunnel_source().is_none() => unusable,
             _ => {
                 let hop = network.next_hop(address, ports);
-                let mtu = hop.mtu.saturating_sub(overhead(forward, address));
+                let mtu = hop.mtu.min(path).saturating_sub(overhead(forward, address));
                 NextHop { mtu, forward, ..hop }
             }
         }
