@@ -49,6 +49,15 @@ pub fn keep_those_of_the_prober() -> Result<()> {
     keep(OF_THE_PROBER).context("give up privileges")
 }
 
+/// Leaves this thread, which talks to clients, with none.
+///
+/// # Errors
+///
+/// When the kernel refuses.
+pub fn keep_none() -> Result<()> {
+    keep(0).context("give up privileges")
+}
+
 /// Whether this thread may send and receive packets as they are on the wire, and mark them.
 pub fn holds_net_raw() -> bool {
     read().is_ok_and(|(_, [low, _])| low.effective & (1 << CAP_NET_RAW) != 0)

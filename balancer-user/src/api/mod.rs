@@ -1,7 +1,8 @@
 //! How the other verbs ask the daemon: HTTP over a Unix socket, requests and answers in JSON.
 //!
-//! The status is read as it was last published; everything else goes to the controller through a queue of bounded
-//! length, and is answered between two ticks; and clients are few. So none can delay the controller, however slow it is.
+//! The socket has a thread of its own. The status is read as it was last published; everything else goes to the controller
+//! through a queue of bounded length, and is answered between two ticks; and clients are few. So none can delay the
+//! controller, however slow or greedy it is.
 
 mod backend;
 pub mod client;
@@ -12,6 +13,7 @@ mod model;
 mod openapi;
 mod refusal;
 mod server;
+mod serving;
 mod socket;
 mod verb;
 
@@ -30,6 +32,7 @@ pub use model::{
 pub use openapi::openapi;
 pub use refusal::Refusal;
 pub use server::{Published, Server};
+pub use serving::Serving;
 pub use verb::{ANSWER_LIMIT, Ask, Command, OPENAPI_PATH, Reply, STATUS_PATH, Verb, commands};
 
 #[cfg(test)]

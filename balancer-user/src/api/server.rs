@@ -1,4 +1,6 @@
 use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +8,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::server::conn::http1;
@@ -58,6 +60,15 @@ impl Server {
     pub async fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Server> {
         let (listener, file) = SocketFile::listen(path, group).await?;
         Ok(Server { listener, file })
+    }
+
+    /// The socket, to be used on another thread, and its file.
+    pub(super) fn into_parts(self) -> io::Result<(StdListener, SocketFile)> {
+        Ok((self.listener.into_std()?, self.file))
+    }
+
+    pub(super) const fn from_parts(listener: UnixListener, file: SocketFile) -> Server {
+        Server { listener, file }
     }
 
     /// Answers, until `stop` is ready: `status` with what was last published, all else by asking the controller.
@@ -140,8 +151,16 @@ async fn answer<V: Verb>(
     State(daemon): State<Daemon>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<V::Answer>, Refusal> {
-    let body = body.map_err(|_| Refusal::TooLarge(LARGEST_REQUEST))?;
+    let body = body.map_err(|error| unread(&error))?;
     daemon.ask.ask(read::<V>(&body)?).await.map(Json)
+}
+
+/// Why a body could not be read whole.
+fn unread(error: &BytesRejection) -> Refusal {
+    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        return Refusal::TooLarge(LARGEST_REQUEST);
+    }
+    Refusal::Wrong("the request ends before its body does, or is no HTTP".to_owned())
 }
 
 /// The request in a body; an empty one asks for all defaults.
@@ -155,7 +174,7 @@ mod tests {
     use std::fs;
     use std::io::{ErrorKind::WouldBlock, Write};
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+    use std::os::unix::net::UnixStream as StdStream;
     use std::path::PathBuf;
 
     use tempfile::TempDir;
@@ -359,6 +378,18 @@ mod tests {
         let (line, answer) = running.post("/v1/flows/kill", &" ".repeat(LARGEST_REQUEST + 1)).await;
         assert_eq!(line, "HTTP/1.1 413 Payload Too Large");
         assert_eq!(answer, r#"{"error":"the request is larger than 65536 bytes"}"#);
+        for broken in ["content-length: 9\r\n\r\n{}", "transfer-encoding: chunked\r\n\r\nx\r\n{}"] {
+            let mut stream = tokio::net::UnixStream::connect(&running.socket).await.expect("connected");
+            let head = "POST /v1/flows/kill HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+            stream.write_all(format!("{head}{broken}").as_bytes()).await.expect("sent");
+            stream.shutdown().await.expect("no more");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an answer");
+            assert!(
+                answer.starts_with("HTTP/1.1 422 ") && answer.contains("before its body does"),
+                "{answer}"
+            );
+        }
         assert!(running.received.try_recv().is_err());
     }
 

@@ -123,7 +123,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     let (neighbours, asked_for) = mpsc::channel(1);
     let (publish, published) = watch::channel(publication(&mut controller, Monotonic::now())?);
     let (ask, asked) = api::commands(api::ANSWER_LIMIT);
-    let serve = server.serve(published, ask, std::future::pending());
+    let mut serving = server.serve_beside(published, ask)?;
     capabilities::keep_those_of_the_controller()?;
     let mut supervisor = Supervisor::from_environment(Monotonic::now());
     supervisor.ready();
@@ -132,7 +132,7 @@ async fn balance(config: Config, text: String, arguments: &RunArgs) -> Result<()
     tokio::select! {
         result = steer(&mut controller, (&mut attachments, &mut pin_watch), kernel, health, (asked, prepared), &publish, &mut supervisor) => result,
         result = netlink.follow(addresses, asked_for, to_controller) => result.context("follow the kernel's routes and neighbours"),
-        result = serve => result,
+        error = serving.ended() => Err(error),
     }
 }
 
