@@ -54,7 +54,8 @@ impl Harness {
         let path = env::var_os("BALANCER_HARNESS_OBJECT").map(PathBuf::from);
         let path = path.context("BALANCER_HARNESS_OBJECT is not set: use `cargo xtask bench` or `test`")?;
         let object = fs::read(&path).with_context(|| format!("read the harness {}", path.display()))?;
-        let mut ebpf = Ebpf::load(&object).context("load the harness")?;
+        let mut ebpf = Ebpf::load(&object)
+            .context("load the harness (needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")?;
         for name in PROGRAMS {
             let program: &mut Xdp = ebpf.program_mut(name).with_context(|| missing(name))?.try_into()?;
             program.load().with_context(|| format!("load the harness's program {name}"))?;

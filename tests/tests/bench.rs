@@ -50,3 +50,13 @@ fn the_controller_is_measured_at_its_work() {
         assert!(each == used && (each * 100 / 55..each * 100 / 55 + 50).contains(&reserved), "{text}");
     }
 }
+
+/// Who may not load programs is told what is needed.
+#[test]
+fn without_privileges_it_says_so() {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", "--clear-groups"]);
+    let output = command.arg(env!("CARGO_BIN_EXE_bench")).args(["packet", "--verify"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && errors.contains("needs root, or CAP_BPF"), "{errors}");
+}
