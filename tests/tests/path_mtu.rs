@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -14,10 +14,12 @@ use balancer_tests::{
     eventually,
     nginx::Nginx,
     process::{balancer_binary, output},
+    socket::FrameSocket,
     status,
-    topology::Family,
+    topology::{BALANCER_BACKEND_SIDE, Family, backend_address, mac},
     veth::{self, End},
 };
+use etherparse::{Icmpv4Type, PacketBuilder, icmpv4};
 
 const LIMIT: Duration = Duration::from_secs(10);
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
@@ -296,4 +298,54 @@ fn a_router_towards_the_clients() {
         assert_eq!(known_mtu(backend, family.balancer_backend_side()), NARROW, "{family:?}");
     }
     assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), []);
+}
+
+/// Only what is said of a packet that this host has sent to a backend in a tunnel is believed.
+#[test]
+fn what_nobody_has_sent_is_not_believed() {
+    let bench = Plan::backends(1).build().unwrap();
+    let vip = SocketAddr::new(Family::Ipv4.vip(), PORT);
+    let text = format!(
+        "[daemon]\ninterfaces = [\"lc\", \"lk\"]\n[[service]]\nname = \"s\"\naddress = \"{vip}\"\nprotocol = \"udp\"\n\
+         method = \"round-robin\"\nforward = \"gue\"\n[[service.backend]]\nname = \"b\"\naddress = \"10.0.2.11:{PORT}\"\n"
+    );
+    let balancer = Balancer::start(&bench.balancer, &text).unwrap();
+    status::wait_until_up(&balancer).unwrap();
+    let wire = FrameSocket::open(&bench.backends[0], "e0").unwrap();
+    let (ours, theirs) = ([10, 0, 2, 1], [10, 0, 2, 11]);
+    let say = |mtu: u16, protocol: u8, source: [u8; 4], destination: [u8; 4], port: u16| {
+        let mut quoted = vec![0x45, 0, 5, 0xdc, 0, 0, 0x40, 0, 63, protocol, 0, 0];
+        quoted.extend([source, destination].concat());
+        quoted.extend([[0xc1, 0x23], port.to_be_bytes(), [5, 0xc8], [0; 2]].concat());
+        let unreachable = icmpv4::DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: mtu };
+        let builder = PacketBuilder::ethernet2(mac(backend_address(1)), mac(BALANCER_BACKEND_SIDE))
+            .ipv4([10, 0, 2, 254], ours, 64)
+            .icmpv4(Icmpv4Type::DestinationUnreachable(unreachable));
+        let mut frame = Vec::new();
+        builder.write(&mut frame, &quoted).unwrap();
+        wire.send(&frame).unwrap();
+    };
+    let gue = 6080;
+    say(900, 17, [10, 0, 2, 9], theirs, gue);
+    say(901, 17, ours, [10, 0, 2, 12], gue);
+    say(902, 17, ours, theirs, 6081);
+    say(903, 4, ours, theirs, gue);
+    say(904, 6, ours, theirs, gue);
+    say(1000, 17, ours, theirs, gue);
+    let lines = || {
+        let log = balancer.log();
+        let all = log.lines().filter_map(|line| line.split_once("packets to 10.0.2.11 may have "));
+        all.map(|(_, rest)| rest.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let said = eventually(LIMIT, "what a router says", || Some(lines()).filter(|lines| !lines.is_empty()));
+    assert_eq!(said.unwrap(), ["1000"]);
+    // Of the tunnel's 28 bytes and the datagram's own.
+    let client = bench.client.run(|| Ok(UdpSocket::bind("10.0.1.10:0")?)).unwrap();
+    client.connect(vip).unwrap();
+    let most = 1000 - 28 - 28;
+    client.send(&vec![1; most]).unwrap();
+    client.send(&vec![1; most + 1]).unwrap();
+    let shown = status::wait(&balancer, "a refusal", |status| !status::drops(status).is_empty()).unwrap();
+    assert_eq!(status::drops(&shown), [("too-big", 1)]);
+    assert_eq!(status::each(&status::read_fresh(&balancer).unwrap(), |backend| backend.packets), [1]);
 }
