@@ -21,7 +21,7 @@ pub use flow::{
     Bucket, Control, EXCHANGE_SHIFT, FRAGMENT_TIME, FlowAddresses, FlowEntry, FlowKey, FlowState, Fragment,
     FragmentKey, NO_TWIN, PORT_REST, Phase, STAMP_SHIFT, TIMEOUT_SHIFT, WAYS, family, flags, flow_buckets,
 };
-pub use hop::{MAX_PORTS, NextHop, Unresolved};
+pub use hop::{MAX_INTERFACES, MAX_PORTS, NextHop, Unresolved, vlan};
 pub use probe::{MOST_PROBES, PROBE_MARK, ProbeWay, probe_names};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};

@@ -15,7 +15,8 @@ pub enum Reason {
     NoBackend = 4,
     /// The link-layer address towards the backend is not known yet.
     NoNeighbour = 5,
-    /// The frame would have to leave by an interface that is not configured, or there is no route.
+    /// The frame would have to leave by an interface that is not configured, or there is no route; or it came in a VLAN that
+    /// this host has no device of, and would have to leave in one that it has.
     NoEgress = 6,
     /// Larger than the MTU of the interface it would leave by.
     TooBig = 7,

@@ -231,7 +231,7 @@ pub struct Layout {
 const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
-pub const LAYOUT_VERSION: u64 = 9;
+pub const LAYOUT_VERSION: u64 = 10;
 
 /// Roles of an address in `ADDRESSES`: bits of the low half of its value.
 pub mod role {

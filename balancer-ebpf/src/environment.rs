@@ -15,7 +15,7 @@ use crate::{
     process::{self, Step},
     state::{self, Segment},
     table::{self, Found},
-    wrap,
+    vlan, wrap,
 };
 
 /// The memory of the flow table.
@@ -53,8 +53,8 @@ pub trait Environment: FlowMemory + Sized {
     fn opening(&self) -> Option<*mut Opening>;
     /// Kernel index of the interface that the packet came in by.
     fn ingress(&self) -> u32;
-    /// The configured port of an interface.
-    fn port(&self, ifindex: u32) -> Option<u16>;
+    /// The port of an interface, or of a VLAN (`vlan::*`) on it.
+    fn port(&self, ifindex: u32, vlan: u32) -> Option<u16>;
     /// The service that clients reach at `key`.
     fn service(&self, key: &ServiceKey) -> Option<&Service>;
     /// Who answers from `key`: of `endpoint::*`; 0 = nobody.
@@ -156,6 +156,16 @@ pub trait Environment: FlowMemory + Sized {
     fn tell_neighbour<P: Packet>(&self, packet: &P) -> Step {
         neighbour::tell(packet, self)
     }
+    /// [`vlan::leave`].
+    #[inline(always)]
+    fn leave<P: Packet>(&self, packet: &P, hop: u32) -> Step {
+        vlan::leave(packet, self, hop)
+    }
+    /// [`vlan::is_known`].
+    #[inline(always)]
+    fn knows_vlan(&self, tags: u32) -> bool {
+        vlan::is_known(self, tags)
+    }
     /// [`wrap::wrap`].
     #[inline(always)]
     fn wrap<P: Packet>(&self, packet: &P, backend: BackendId, lot: u16) -> Step {
@@ -208,8 +218,8 @@ pub trait Environment: FlowMemory + Sized {
     }
     /// [`process::move_client`].
     #[inline(always)]
-    fn move_client(&self, found: &Found, word: u64) {
-        process::move_client(self, found, word);
+    fn move_client(&self, found: &Found, word: u64, tags: u32) {
+        process::move_client(self, found, word, tags);
     }
     /// [`state::advance`].
     #[inline(always)]

@@ -14,8 +14,8 @@ use crate::{
     answer::{is_unicast, turn_around},
     checksum::{Delta, update},
     packet::{read, write},
-    parse::{Network, Part, Upper, network},
-    process::{self, Step, check, hop_index, leave},
+    parse::{Network, Part, Upper, link, network},
+    process::{self, Step, check, hop_index},
     source::short,
     state::Direction,
     table::{self, Found},
@@ -260,7 +260,7 @@ fn pass_on<P: Packet, E: Environment>(
         return Some(Step::Refused(Reason::FlowChanged));
     }
     let length = (message.end - message.network.l3) as u32;
-    if let Err(step) = check(environment, length, hop) {
+    if let Err(step) = check(environment, length, link(packet)?.vlan, hop) {
         // No error is answered with an error.
         return Some(match step {
             Step::Rejected(reason, _) => Step::Refused(reason),
@@ -274,7 +274,7 @@ fn pass_on<P: Packet, E: Environment>(
     rewrite_message(packet, message, within)?;
     write(packet, 0, if is_reply { toward_client } else { hop.neighbour })?;
     write(packet, 6, hop.source)?;
-    Some(leave(environment, hop))
+    Some(Step::Leave(hop.index))
 }
 
 /// Sends an error about what a backend sent past the balancer on to it, as its requests go: as it is.
@@ -292,7 +292,7 @@ pub fn pass_one_way<P: Packet, E: Environment>(
         return Step::Refused(Reason::Malformed);
     }
     if hop.forward == forward::DSR {
-        return leave(environment, hop);
+        return Step::Leave(hop.index);
     }
     match network(packet) {
         Some(network) if lower_ttl(packet, network, Delta::default()).is_some() => Step::Wrap(backend, lot),

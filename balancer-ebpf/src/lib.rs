@@ -38,6 +38,7 @@ mod source;
 pub mod state;
 pub mod table;
 pub mod unwrap;
+pub mod vlan;
 pub mod wrap;
 
 pub use environment::{Environment, FlowMemory, Way};

@@ -19,9 +19,9 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT,
-    FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_PORTS, NextHop, Phase, RING_SLOTS,
-    Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP,
-    Unresolved, WAYS, family,
+    FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_INTERFACES, MAX_PORTS, NextHop, Phase,
+    RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId,
+    ServiceKey, UDP, Unresolved, WAYS, family,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
@@ -35,7 +35,7 @@ use balancer_ebpf::{
     rewrite::in_header,
     state::{self, Segment},
     table::{self, Found},
-    wrap,
+    vlan, wrap,
 };
 
 /// Lets user space map the memory of an array (kernel 5.5).
@@ -70,9 +70,9 @@ static BACKENDS: Array<Backend> = Array::with_max_entries(1, 0);
 #[map]
 static NEXT_HOPS: Array<NextHop> = Array::with_max_entries(1, MMAPABLE);
 #[map]
-static EGRESS: DevMap = DevMap::with_max_entries(MAX_PORTS, 0);
+static EGRESS: DevMap = DevMap::with_max_entries(MAX_INTERFACES, 0);
 #[map]
-static PORTS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PORTS, 0);
+static PORTS: HashMap<[u32; 2], u32> = HashMap::with_max_entries(2 * MAX_PORTS, NO_PREALLOCATION);
 #[map]
 static COUNTERS: PerCpuArray<BackendCounters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
@@ -198,9 +198,9 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn port(&self, ifindex: u32) -> Option<u16> {
+    fn port(&self, ifindex: u32, vlan: u32) -> Option<u16> {
         // SAFETY: the value is one aligned word, copied at once.
-        unsafe { PORTS.get(ifindex) }.map(|port| *port as u16)
+        unsafe { PORTS.get([ifindex, vlan]) }.map(|port| *port as u16)
     }
 
     #[inline(always)]
@@ -392,6 +392,16 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn leave<P: Packet>(&self, _packet: &P, hop: u32) -> Step {
+        Step::from_number(packet_leave(self.0.ctx, hop))
+    }
+
+    #[inline(always)]
+    fn knows_vlan(&self, tags: u32) -> bool {
+        packet_knows_vlan(self.0.ctx, tags) != 0
+    }
+
+    #[inline(always)]
     fn wrap<P: Packet>(&self, _packet: &P, backend: BackendId, lot: u16) -> Step {
         Step::from_number(packet_wrap(self.0.ctx, u32::from(backend), u32::from(lot)))
     }
@@ -491,8 +501,8 @@ impl Environment for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn move_client(&self, found: &Found, word: u64) {
-        flow_move_client(self.0.ctx, found.index, found.control.0, word);
+    fn move_client(&self, found: &Found, word: u64, tags: u32) {
+        flow_move_client(self.0.ctx, found.index, found.control.0, word, tags);
     }
 
     #[inline(always)]
@@ -554,6 +564,19 @@ extern "C" fn packet_pass_one_way(context: *mut xdp_md, backend: u32, lot: u32) 
 extern "C" fn packet_tell_neighbour(context: *mut xdp_md) -> u64 {
     let context = XdpContext::new(context);
     neighbour::tell(&Frame(&context), &Kernel(&context)).to_number()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_knows_vlan(context: *mut xdp_md, tags: u32) -> u32 {
+    u32::from(vlan::is_known(&Kernel(&XdpContext::new(context)), tags))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_leave(context: *mut xdp_md, hop: u32) -> u64 {
+    let context = XdpContext::new(context);
+    vlan::leave(&Frame(&context), &Kernel(&context), hop).to_number()
 }
 
 #[unsafe(no_mangle)]
@@ -713,12 +736,12 @@ extern "C" fn flow_end(index: u32, control: u32, now: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_move_client(context: *mut xdp_md, index: u32, control: u32, word: u64) -> u32 {
+extern "C" fn flow_move_client(context: *mut xdp_md, index: u32, control: u32, word: u64, tags: u32) -> u32 {
     let context = XdpContext::new(context);
     let kernel = Kernel(&context);
     let found = Found::at(&kernel, index, Control(control));
     if found.exists() && table::is_unchanged(&found) {
-        process::move_client(&kernel, &found, word);
+        process::move_client(&kernel, &found, word, tags);
     }
     0
 }

@@ -8,8 +8,9 @@ use crate::{
     Environment, Packet,
     checksum::Sum,
     packet::{read, write},
-    parse::{ARP, IPV6, link},
+    parse::{ARP, IPV6, Link, link},
     process::Step,
+    vlan,
 };
 
 /// An ARP request between Ethernet and IPv4, up to its operation.
@@ -28,15 +29,16 @@ const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 #[inline(always)]
 pub fn tell<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
     let told = match link(packet) {
-        Some((l3, ARP)) => arp(packet, environment, l3),
-        Some((l3, IPV6)) => solicitation(packet, environment, l3),
+        Some(link) if link.ether_type == ARP => arp(packet, environment, &link),
+        Some(link) if link.ether_type == IPV6 => solicitation(packet, environment, &link),
         _ => None,
     };
     if told.is_some() { Step::Back } else { Step::Foreign }
 }
 
 #[inline(always)]
-fn arp<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usize) -> Option<()> {
+fn arp<P: Packet, E: Environment>(packet: &P, environment: &E, link: &Link) -> Option<()> {
+    let l3 = link.l3;
     let head: [u8; 8] = read(packet, l3)?;
     let [m0, m1, m2, m3, m4, m5, s0, s1, s2, s3]: [u8; 10] = read(packet, l3 + 8)?;
     let target: [u8; 4] = read(packet, l3 + 24)?;
@@ -44,7 +46,7 @@ fn arp<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usize) -> Opt
     if head != ARP_REQUEST || target == [s0, s1, s2, s3] {
         return None;
     }
-    let own = own_mac(environment, &mapped(target))?;
+    let own = own_mac(environment, link, &mapped(target))?;
     let [o0, o1, o2, o3, o4, o5] = own;
     let [t0, t1, t2, t3] = target;
     write(packet, l3 + 6, [0, 2, o0, o1, o2, o3, o4, o5])?;
@@ -53,7 +55,8 @@ fn arp<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usize) -> Opt
 }
 
 #[inline(always)]
-fn solicitation<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usize) -> Option<()> {
+fn solicitation<P: Packet, E: Environment>(packet: &P, environment: &E, link: &Link) -> Option<()> {
+    let l3 = link.l3;
     let [_, _, _, _, _, _, next, ttl]: [u8; 8] = read(packet, l3)?;
     let icmp = l3 + Ipv6Hdr::LEN;
     let [kind, code]: [u8; 2] = read(packet, icmp)?;
@@ -65,7 +68,7 @@ fn solicitation<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usiz
     if asker == target {
         return None;
     }
-    let own = own_mac(environment, &target)?;
+    let own = own_mac(environment, link, &target)?;
     let [o0, o1, o2, o3, o4, o5] = own;
     let sender: [u8; 6] = read(packet, 6)?;
     // Who asks without an address wants to take this one: all are told that it is taken (RFC 4862, section 5.4).
@@ -91,10 +94,10 @@ fn solicitation<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usiz
 
 /// The MAC to be told of an address, if it is advertised: that of this interface.
 #[inline(always)]
-fn own_mac<E: Environment>(environment: &E, address: &Address) -> Option<[u8; 6]> {
+fn own_mac<E: Environment>(environment: &E, link: &Link, address: &Address) -> Option<[u8; 6]> {
     if environment.roles(address) & role::ADVERTISED == 0 {
         return None;
     }
-    let port = environment.port(environment.ingress())?;
+    let port = vlan::port(environment, link.vlan)?;
     Some(environment.next_hop(u32::from(port))?.source)
 }

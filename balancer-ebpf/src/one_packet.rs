@@ -7,7 +7,7 @@
 //! forward what the backends' interface receives.) What a client on a backend's own network asks is answered past this host,
 //! from the backend's own address: such clients can be served one way only.
 
-use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, forward, role};
+use balancer_common::{Backend, BackendId, MAX_PORTS, Reason, Service, ServiceId, forward, role, vlan};
 
 use crate::{
     Environment, Packet,
@@ -59,11 +59,11 @@ fn forward_request<E: Environment>(
     open::check_client(&opening.client, environment.roles(&opening.client))?;
     let (id, backend) = choose(environment, opening)?;
     let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    process::check(environment, parsed.length, hop)?;
+    process::check(environment, parsed.length, parsed.vlan, hop)?;
     count(environment, (service.id, id), Direction::Request, parsed.length);
     let translation = Translation::to(parsed, &backend.address, backend.port);
     rewrite(parsed, &translation, 1, hop.neighbour, hop.source);
-    Ok(process::leave(environment, hop))
+    Ok(Step::Leave(hop.index))
 }
 
 /// Takes slots until one names another host than the client: a frame from an address to the same address reaches nobody.
@@ -102,13 +102,13 @@ fn reply<E: Environment>(environment: &E, parsed: &Parsed) -> Result<Step, Step>
         return Err(Step::Refused(Reason::OrphanReply));
     }
     let way = environment.way(parsed.key.family, &backend.service_address, &client)?;
-    let port = environment.port(way.ifindex).ok_or(Reason::NoEgress)?;
-    let hop = environment.next_hop(u32::from(port)).ok_or(Reason::NoEgress)?;
-    process::check(environment, parsed.length, hop)?;
+    let port = environment.port(way.ifindex, vlan::NONE).ok_or(Reason::NoEgress)?;
+    let hop = environment.next_hop(port.into()).ok_or(Reason::NoEgress)?;
+    process::check(environment, parsed.length, parsed.vlan, hop)?;
     count(environment, (backend.service, id), Direction::Reply, parsed.length);
     let translation = Translation::from(parsed, &backend.service_address, backend.service_port);
     rewrite(parsed, &translation, 1, way.neighbour, hop.source);
-    Ok(process::leave(environment, hop))
+    Ok(Step::Leave(hop.index))
 }
 
 /// Counts a datagram: each request is a flow of its own, which ends at once; its answer is as young.

@@ -12,6 +12,7 @@ use crate::{
     rounds::Rounds,
     source::{self, Source, reply_key, short},
     table::{self, Found},
+    vlan,
 };
 use balancer_common::{
     Address, BackendId, Control, FlowEntry, FlowKey, MAX_PORTS, NO_TWIN, Reason, Service, TCP, family, flags,
@@ -49,9 +50,9 @@ pub struct Opening {
     pub service: Service,
     /// MAC that its requests come from.
     pub neighbour: [u8; 6],
-    /// The interface that they come in by: the low 16 bits of its index.
+    /// The [`vlan::mark`] of where they come in.
     pub ingress: u16,
-    /// The port of that interface.
+    /// The port that leads back there.
     pub port: u16,
     /// Whom it leads to; nobody yet while that is to be chosen.
     pub choice: Choice,
@@ -59,6 +60,8 @@ pub struct Opening {
     pub is_backend: bool,
     /// IP total length of its first packet.
     pub length: u32,
+    /// The tags that it comes with: `vlan::*`.
+    pub vlan: u32,
     /// Its replies, as they arrive.
     pub reply: FlowKey,
 }
@@ -84,14 +87,14 @@ pub fn ask<E: Environment>(environment: &E, parsed: &Parsed, service: &Service) 
     if parsed.key.protocol == TCP && !may_open(service, parsed.tcp_flags & tcp::ALL) {
         return Err(Step::Refused(Reason::UnknownFlow));
     }
-    let ingress = environment.ingress();
-    opening.ingress = ingress as u16;
-    opening.port = environment.port(ingress).ok_or(Reason::NoEgress)?;
+    opening.ingress = vlan::mark(environment.ingress(), parsed.vlan);
+    opening.port = vlan::port(environment, parsed.vlan).ok_or(Reason::NoEgress)?;
     // SAFETY: `parse` checked that the Ethernet header lies in the frame.
     opening.neighbour = unsafe { (*parsed.ethernet).src_addr };
     opening.choice = Choice::plain(NOBODY);
     opening.is_backend = roles & role::BACKEND != 0;
     opening.length = parsed.length;
+    opening.vlan = parsed.vlan;
     Ok(())
 }
 
@@ -114,7 +117,7 @@ pub fn open<E: Environment>(environment: &E, now: u32) -> Result<Step, Step> {
     let opening = opening(environment)?;
     if opening.choice.id == NOBODY {
         opening.choice = environment.choose(now)?;
-        check_hop(environment, opening.length, opening.choice.id)?;
+        check_hop(environment, opening)?;
     }
     let Opening { key, service, choice, .. } = opening;
     let is_media = service.options & option::MEDIA != 0;
@@ -245,9 +248,13 @@ const SHARED_SEED: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// Refuses a flow whose first packet could not be sent on.
 #[inline(always)]
-fn check_hop<E: Environment>(environment: &E, length: u32, id: BackendId) -> Result<(), Step> {
-    let hop = environment.next_hop(MAX_PORTS + u32::from(id)).ok_or(Reason::NoEgress)?;
-    crate::process::check(environment, length, hop)
+fn check_hop<E: Environment>(environment: &E, opening: &Opening) -> Result<(), Step> {
+    let hop = environment.next_hop(MAX_PORTS + u32::from(opening.choice.id)).ok_or(Reason::NoEgress)?;
+    // Not even into a VLAN of the same number: its replies would not find back.
+    if !vlan::may_leave(environment, opening.vlan, hop) {
+        return Err(Step::Refused(Reason::NoEgress));
+    }
+    crate::process::check(environment, opening.length, opening.vlan, hop)
 }
 
 /// The key of what is sent back, as it is without translation.

@@ -2,7 +2,7 @@
 
 use core::{mem::offset_of, ptr};
 
-use balancer_common::{Address, FlowKey, FragmentKey, ICMP, ICMPV6, Reason, TCP, UDP, family, mapped};
+use balancer_common::{Address, FlowKey, FragmentKey, ICMP, ICMPV6, Reason, TCP, UDP, family, mapped, vlan};
 use network_types::{
     eth::{EthHdr, EtherType},
     ip::{Ipv4Hdr, Ipv6Hdr},
@@ -28,6 +28,8 @@ pub struct Parsed {
     pub key: FlowKey,
     /// IP total length, in bytes; of IPv6, the header's 40 included.
     pub length: u32,
+    /// The frame's VLAN tags (`vlan::*`), also those with a priority alone.
+    pub vlan: u32,
     /// Bytes that the application sent.
     pub payload: u16,
     /// Time to live, or hop limit, as it arrived.
@@ -130,11 +132,11 @@ const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 /// Bytes of an IEEE 802.1Q tag.
-const TAG: usize = 4;
+pub const TAG: usize = 4;
 /// Offset of the EtherType.
-const ETHER_TYPE: usize = 12;
+pub const ETHER_TYPE: usize = 12;
 /// EtherTypes that stand in front of a tag (IEEE 802.1Q, 802.1ad), as they lie in the frame.
-const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
+pub const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
 /// Where the IP header of a frame is, and of which family the frame says that it is.
 #[derive(Clone, Copy)]
@@ -145,29 +147,43 @@ pub struct Network {
     pub family: u8,
 }
 
-/// Looks behind the tags of a frame: what is there, and its EtherType as it lies in the frame.
+/// What Ethernet says of a frame.
+pub struct Link {
+    /// Offset of what is behind its header and tags, at most two.
+    pub l3: usize,
+    /// The EtherType of that, as it lies in the frame.
+    pub ether_type: [u8; 2],
+    /// The tags (`vlan::*`), also those with a priority alone.
+    pub vlan: u32,
+}
+
+/// Looks behind the tags of a frame.
 #[inline(always)]
-pub fn link<P: Packet>(packet: &P) -> Option<(usize, [u8; 2])> {
-    let mut l3 = EthHdr::LEN;
-    let mut ether_type: [u8; 2] = read(packet, ETHER_TYPE)?;
+pub fn link<P: Packet>(packet: &P) -> Option<Link> {
+    let untagged = Link { l3: EthHdr::LEN, ether_type: read(packet, ETHER_TYPE)?, vlan: vlan::NONE };
     // Written out: most frames have no tag.
-    if ether_type == TAGGED[0] || ether_type == TAGGED[1] {
-        l3 += TAG;
-        ether_type = read(packet, ETHER_TYPE + TAG)?;
-        if ether_type == TAGGED[0] || ether_type == TAGGED[1] {
-            l3 += TAG;
-            ether_type = read(packet, ETHER_TYPE + 2 * TAG)?;
-        }
+    if !TAGGED.contains(&untagged.ether_type) {
+        return Some(untagged);
     }
-    Some((l3, ether_type))
+    let tagged = behind_tag(packet, untagged)?;
+    if TAGGED.contains(&tagged.ether_type) { behind_tag(packet, tagged) } else { Some(tagged) }
+}
+
+#[inline(always)]
+fn behind_tag<P: Packet>(packet: &P, Link { l3, ether_type, vlan }: Link) -> Option<Link> {
+    let [priority, id, e0, e1]: [u8; TAG] = read(packet, l3)?;
+    // No branches: the verifier follows all that comes behind once for each way.
+    let is_service = u32::from(ether_type[1] >> 7);
+    let tag = is_service << 12 | u32::from(priority & 0x0f) << 8 | u32::from(id);
+    Some(Link { l3: l3 + TAG, ether_type: [e0, e1], vlan: vlan << vlan::BITS | tag })
 }
 
 /// The IP packet of a frame. `None` where there is none.
 #[inline(always)]
 pub fn network<P: Packet>(packet: &P) -> Option<Network> {
     match link(packet)? {
-        (l3, IPV4) => Some(Network { l3, family: family::IPV4 }),
-        (l3, IPV6) => Some(Network { l3, family: family::IPV6 }),
+        Link { l3, ether_type: IPV4, .. } => Some(Network { l3, family: family::IPV4 }),
+        Link { l3, ether_type: IPV6, .. } => Some(Network { l3, family: family::IPV6 }),
         _ => None,
     }
 }
@@ -231,7 +247,12 @@ pub fn fragment_key<P: Packet, E: Environment>(packet: &P, environment: &E) -> O
 /// A fragment that is not the first one, of which only the IP header can be looked at; `key` is that of its flow.
 #[inline(always)]
 pub fn rest<P: Packet>(packet: &P, key: FlowKey) -> Option<Parsed> {
-    let Network { l3, family } = network(packet)?;
+    let Link { l3, ether_type, vlan } = link(packet)?;
+    let family = match ether_type {
+        IPV4 => family::IPV4,
+        IPV6 => family::IPV6,
+        _ => return None,
+    };
     let (ip, length, ttl) = if family == family::IPV4 {
         let ip: *mut Ipv4Hdr = packet.at(l3)?;
         // SAFETY: `at` checked that the header lies in the frame.
@@ -252,6 +273,7 @@ pub fn rest<P: Packet>(packet: &P, key: FlowKey) -> Option<Parsed> {
         // By the frame's own, the verifier knows how long the header is.
         key: FlowKey { family, ..key },
         length,
+        vlan,
         payload: 0,
         ttl,
         tcp_flags: 0,
@@ -283,7 +305,7 @@ pub fn parse<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<P
     let EthHdr { dst_addr, src_addr, .. } = unsafe { ptr::read_unaligned(ethernet) };
     // A group is nobody's address, and nobody that replies could be sent to.
     let is_group = (dst_addr[0] | src_addr[0]) & 1 == 1;
-    let (l3, ether_type) = link(packet).ok_or(Unparsed::Foreign)?;
+    let Link { l3, ether_type, vlan } = link(packet).ok_or(Unparsed::Foreign)?;
     if is_group {
         return Err(if may_ask(packet, l3, ether_type) { Unparsed::Neighbour } else { Unparsed::Foreign });
     }
@@ -293,7 +315,7 @@ pub fn parse<P: Packet, E: Environment>(packet: &P, environment: &E) -> Result<P
         ARP => return Err(Unparsed::Neighbour),
         _ => return Err(Unparsed::Foreign),
     };
-    segment(packet, ethernet, family, &datagram)
+    segment(packet, ethernet, (family, vlan), &datagram)
 }
 
 /// Whether what is sent to a group may ask for a neighbour.
@@ -494,7 +516,7 @@ pub fn upper<P: Packet>(packet: &P, mut upper: Upper) -> Result<Upper, Unparsed>
 fn segment<P: Packet>(
     packet: &P,
     ethernet: *mut EthHdr,
-    family: u8,
+    (family, vlan): (u8, u32),
     datagram: &Datagram,
 ) -> Result<Parsed, Unparsed> {
     let Datagram { ip, l4, end, source, destination, length, protocol, ttl, is_first_part } = *datagram;
@@ -549,6 +571,7 @@ fn segment<P: Packet>(
         checksum,
         key,
         length,
+        vlan,
         payload,
         ttl,
         tcp_flags,

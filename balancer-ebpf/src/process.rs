@@ -11,6 +11,7 @@ use crate::{
     rewrite::{Translation, rewrite},
     state::{self, Direction, Segment},
     table::{self, Found},
+    vlan,
 };
 
 /// What becomes of a frame.
@@ -59,6 +60,8 @@ pub enum Step {
     Neighbour,
     /// Rewritten, to be wrapped for this backend; the number tells its flow from others.
     Wrap(BackendId, u16),
+    /// Rewritten, to leave by the hop with this index, with its tags.
+    Leave(u32),
 }
 
 impl From<Reason> for Step {
@@ -87,6 +90,7 @@ impl Step {
             Step::Alone => (12, 0),
             Step::Neighbour => (13, 0),
             Step::Wrap(backend, lot) => (14, backend as u32 | (lot as u32) << 16),
+            Step::Leave(hop) => (15, hop),
         };
         kind << 32 | value as u64
     }
@@ -114,7 +118,8 @@ impl Step {
             11 => Step::Control,
             12 => Step::Alone,
             13 => Step::Neighbour,
-            _ => Step::Wrap(value as BackendId, (value >> 16) as u16),
+            14 => Step::Wrap(value as BackendId, (value >> 16) as u16),
+            _ => Step::Leave(value),
         }
     }
 }
@@ -154,6 +159,9 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
     if let Step::Wrap(backend, lot) = step {
         step = environment.wrap(packet, backend, lot);
     }
+    if let Step::Leave(hop) = step {
+        step = environment.leave(packet, hop);
+    }
     match step {
         Step::Unusable(_) if !environment.is_ours(packet) => Verdict::Pass,
         Step::Foreign | Step::Rest | Step::Control | Step::Neighbour => Verdict::Pass,
@@ -165,7 +173,7 @@ pub fn process<P: Packet, E: Environment>(packet: &P, environment: &E) -> Verdic
         Step::Out(port) => Verdict::Redirect(port),
         Step::Prepared => refuse(environment, Reason::FlowRaced),
         // The sender's next try opens another.
-        Step::Unknown(_) | Step::Known | Step::Alone | Step::Wrap(..) => {
+        Step::Unknown(_) | Step::Known | Step::Alone | Step::Wrap(..) | Step::Leave(_) => {
             refuse(environment, Reason::FlowPushedOut)
         }
         Step::Refused(reason) | Step::Unusable(reason) => refuse(environment, reason),
@@ -370,7 +378,7 @@ pub fn carry<P: Packet, E: Environment>(
         direction = Direction::OneWay;
     }
     check_packet(parsed, hop.forward)?;
-    check(environment, parsed.length, hop)?;
+    check(environment, parsed.length, parsed.vlan, hop)?;
 
     let neighbour = match direction {
         Direction::Request => {
@@ -385,7 +393,9 @@ pub fn carry<P: Packet, E: Environment>(
     let step = match hop.forward {
         // Read late: another flow's number does no harm.
         forward::IPIP | forward::GUE => Step::Wrap(backend, entry.exchange as u16),
-        _ => leave(environment, hop),
+        // With the tags that it has, or with others.
+        _ if hop.vlan == parsed.vlan => leave(environment, hop),
+        _ => Step::Leave(hop.index),
     };
     if entry.stamp != now {
         found.entry.set_stamp(now);
@@ -441,10 +451,13 @@ pub fn leave<E: Environment>(environment: &E, hop: &NextHop) -> Step {
     if hop.ifindex == environment.ingress() { Step::Back } else { Step::Out(hop.port) }
 }
 
-/// What a next hop must fulfil to take the packet. If it does, the packet is bound to leave there, unless it is refused
+/// What a next hop must fulfil to take a packet of this length, with these tags (`vlan::*`). If it does, the packet is bound to leave there, unless it is refused
 /// for another reason.
 #[inline(always)]
-pub fn check<E: Environment>(environment: &E, length: u32, hop: &NextHop) -> Result<(), Step> {
+pub fn check<E: Environment>(environment: &E, length: u32, tags: u32, hop: &NextHop) -> Result<(), Step> {
+    if hop.vlan != tags && !vlan::may_leave(environment, tags, hop) {
+        return Err(Step::Refused(Reason::NoEgress));
+    }
     if length <= u32::from(hop.mtu) {
         let has_way = hop.ifindex == environment.ingress() || environment.redirect(hop.port);
         return if has_way { Ok(()) } else { Err(Step::Refused(Reason::NoEgress)) };
@@ -527,16 +540,17 @@ fn follow_client<E: Environment>(environment: &E, parsed: &Parsed, found: &Found
         u64::from(source.cast::<u32>().read_unaligned())
             | u64::from(source.cast::<u16>().add(2).read_unaligned()) << 32
     };
-    let word = client | u64::from(environment.ingress() as u16) << 48;
+    let word = client | u64::from(vlan::mark(environment.ingress(), parsed.vlan)) << 48;
     if found.entry.client_side() != word {
-        environment.move_client(found, word);
+        environment.move_client(found, word, parsed.vlan);
     }
 }
 
-/// Notes that the requests of a flow come from another side now: its MAC in the low 48 bits, and the interface.
+/// Notes that the requests of a flow come from another side now, behind these tags: its MAC in the low 48 bits, and the
+/// [`vlan::mark`].
 #[inline(always)]
-pub fn move_client<E: Environment>(environment: &E, found: &Found, word: u64) {
-    let Some(port) = environment.port(environment.ingress()) else { return };
+pub fn move_client<E: Environment>(environment: &E, found: &Found, word: u64, tags: u32) {
+    let Some(port) = vlan::port(environment, tags) else { return };
     found.entry.set_client_side(word);
     if let Some((twin, _)) = table::twin(environment, found) {
         twin.set_client_side(word << 16 >> 16 | u64::from(port) << 48);

@@ -44,6 +44,7 @@ mod traffic;
 mod translation;
 mod turns;
 mod unwrap;
+mod vlan;
 
 use proptest::test_runner::Config;
 

@@ -19,7 +19,7 @@ use crate::{
     packet::{read, write},
     parse::{Network, ether_type, network},
     persist::leading,
-    process::{Step, leave},
+    process::Step,
 };
 
 /// The TTL, or hop limit, that it sets out with.
@@ -40,7 +40,7 @@ pub fn wrap<P: Packet, E: Environment>(packet: &P, environment: &E, id: BackendI
         return Step::Refused(Reason::NoEgress);
     };
     match put_around(packet, backend, hop, lot) {
-        Some(()) => leave(environment, hop),
+        Some(()) => Step::Leave(hop.index),
         None => Step::Refused(Reason::NoHeadroom),
     }
 }

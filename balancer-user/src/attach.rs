@@ -407,6 +407,7 @@ mod tests {
             mtu: 1500,
             is_up: true,
             xdp: program.map(|program| XdpAttachment { is_generic: false, program }),
+            vlan: None,
         };
         for (links, expected) in [
             (vec![link(5, "eth0", Some(7))], Seen::Attached),

@@ -7,6 +7,7 @@ mod explain;
 mod generations;
 mod health;
 mod obstacle;
+mod ports;
 mod records;
 mod search;
 mod seats;
@@ -22,9 +23,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use balancer_common::{
-    AGES, AgeProfile, BackendCounters, BackendId, MAX_PORTS, NextHop, ResponseTimes, Traffic, forward, role,
+    AGES, AgeProfile, BackendCounters, BackendId, MAX_PORTS, ResponseTimes, Traffic, forward, role,
 };
-use bytemuck::Zeroable as _;
 use tokio::sync::mpsc;
 
 pub use self::changes::{Prepared, cannot_probe};
@@ -32,6 +32,7 @@ pub(crate) use self::seats::overhead;
 use self::{
     changes::Changes,
     generations::Generations,
+    ports::Ports,
     search::Searches,
     seats::{Front, LiveBackend, LiveService, front},
     sweep::Walk,
@@ -43,7 +44,7 @@ use crate::{
     clock::Monotonic,
     config::{Config, Daemon},
     datapath::Datapath,
-    network::{Network, port_hop},
+    network::Network,
     path_mtu::{PathMtus, Told},
     responses::Histogram,
     window::{Growth as _, difference},
@@ -68,6 +69,7 @@ pub struct Controller {
     profiles: Vec<AgeProfile>,
     network: Network,
     path_mtus: PathMtus,
+    ports: Ports,
     /// The roles of addresses, and the endpoints of backends, as written.
     roles: BTreeMap<IpAddr, u32>,
     endpoints: BTreeMap<[u8; 8], u32>,
@@ -102,6 +104,7 @@ impl Controller {
     ) -> Result<Controller> {
         let walk = Walk::new(now);
         let mut controller = Controller {
+            ports: Ports::adopt(&datapath),
             datapath,
             daemon: config.daemon.clone(),
             services: Vec::new(),
@@ -187,17 +190,12 @@ impl Controller {
         self.datapath.take_unresolved()
     }
 
-    /// Writes the next hops: one for each interface, one for each backend. A backend that can't be reached takes no
+    /// Writes the next hops: one for each interface and VLAN, one for each backend. A backend that can't be reached takes no
     /// new flows.
     pub fn set_network(&mut self, now: Monotonic, network: &Network) -> Result<()> {
         self.network = network.clone();
-        for (port, name) in self.daemon.interfaces.iter().enumerate() {
-            let Some(link) = network.link(name.as_str()) else { continue };
-            let port = u16::try_from(port).context("number the interfaces")?;
-            self.datapath.set_port(port, link.index).with_context(|| format!("set up port {name}"))?;
-            let hop = port_hop(link, port).unwrap_or_else(NextHop::zeroed);
-            self.datapath.set_next_hop(u32::from(port), &hop);
-        }
+        let names: Vec<&str> = self.daemon.interfaces.iter().map(|name| name.as_str()).collect();
+        self.ports.write(&mut self.datapath, network, &names)?;
         let all: Vec<BackendId> = (0..).take(self.backends.len()).collect();
         self.set_hops(now, &all);
         self.set_roles()?;

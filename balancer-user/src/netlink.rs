@@ -5,6 +5,7 @@ mod examine;
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
+use balancer_common::vlan;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use rtnetlink::{
     Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection,
@@ -12,7 +13,7 @@ use rtnetlink::{
     packet_route::{
         RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
-        link::{LinkAttribute, LinkFlags, LinkXdp, XdpAttached},
+        link::{InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkXdp, VlanProtocol, XdpAttached},
         neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
         route::{RouteAddress, RouteAttribute, RouteType, RouteVia},
     },
@@ -23,7 +24,7 @@ pub use examine::{Detail, Taken};
 
 use crate::{
     address,
-    network::{Link, LocalAddress, Neighbour, Network, Route, XdpAttachment},
+    network::{Link, LocalAddress, Neighbour, Network, Route, Vlan, XdpAttachment},
 };
 
 /// How long changes are gathered before the tables are read again.
@@ -185,16 +186,21 @@ impl Netlink {
                     mtu: 0,
                     is_up: message.header.flags.contains(LinkFlags::Up),
                     xdp: None,
+                    vlan: None,
                 };
+                let (mut below, mut tag) = (None, None);
                 for attribute in message.attributes {
                     match attribute {
                         LinkAttribute::IfName(name) => link.name = name,
                         LinkAttribute::Address(address) => link.mac = address.try_into().ok(),
                         LinkAttribute::Mtu(mtu) => link.mtu = mtu,
                         LinkAttribute::Xdp(attributes) => link.xdp = attachment(&attributes),
+                        LinkAttribute::Link(index) => below = Some(index),
+                        LinkAttribute::LinkInfo(infos) => tag = vlan_tag(&infos),
                         _ => {}
                     }
                 }
+                link.vlan = below.zip(tag).map(|(below, tag)| Vlan { below, tag });
                 link
             })
             .collect())
@@ -258,6 +264,23 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
         RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
         _ => None,
     }
+}
+
+/// The tag of a VLAN device; `None` for other interfaces.
+fn vlan_tag(infos: &[LinkInfo]) -> Option<u32> {
+    let attributes = infos.iter().find_map(|info| match info {
+        LinkInfo::Data(InfoData::Vlan(attributes)) => Some(attributes),
+        _ => None,
+    })?;
+    let (mut id, mut kind) = (None, 0);
+    for attribute in attributes {
+        match attribute {
+            InfoVlan::Id(number) => id = Some(u32::from(*number)),
+            InfoVlan::Protocol(VlanProtocol::Ieee8021Ad) => kind = vlan::SERVICE,
+            _ => {}
+        }
+    }
+    id.map(|id| kind | id)
 }
 
 fn attachment(attributes: &[LinkXdp]) -> Option<XdpAttachment> {

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use balancer_common::{NextHop, Reason};
+use balancer_common::{NextHop, Reason, vlan};
 use bytemuck::Zeroable as _;
 
 use crate::{address, prefix::Prefix};
@@ -23,6 +23,28 @@ pub struct Link {
     pub is_up: bool,
     /// The XDP program on it.
     pub xdp: Option<XdpAttachment>,
+    /// What it is a VLAN device of.
+    pub vlan: Option<Vlan>,
+}
+
+/// What a VLAN device puts on the frames of another interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vlan {
+    /// Index of that interface.
+    pub below: u32,
+    /// The tag: one of `vlan::*`.
+    pub tag: u32,
+}
+
+/// How packets leave by an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// The port of the configured interface that their frames leave by.
+    pub port: u16,
+    /// Its index.
+    pub ifindex: u32,
+    /// The tags that they leave with: `vlan::*`.
+    pub vlan: u32,
 }
 
 /// An XDP program on an interface, as the kernel reports it.
@@ -117,13 +139,31 @@ impl Network {
         let Some(link) = self.links.iter().find(|link| link.index == route.ifindex) else {
             return unusable(Reason::NoEgress);
         };
-        let Some(hop) = port_of(link, ports).and_then(|port| port_hop(link, port)) else {
+        let Some(hop) = self.exit(link, ports).and_then(|exit| exit_hop(link, exit)) else {
             return unusable(Reason::NoEgress);
         };
         match self.neighbours.get(&(route.ifindex, route.neighbour)).and_then(|neighbour| neighbour.mac) {
             Some(mac) => NextHop { neighbour: mac, ..hop },
             None => NextHop { mtu: 0, unusable: Reason::NoNeighbour as u16, ..hop },
         }
+    }
+
+    /// How packets leave by an interface: one of those configured, or a VLAN device on one, or on such a device. `None` for
+    /// others, and while one of them is down.
+    pub fn exit(&self, link: &Link, ports: &[&str]) -> Option<Exit> {
+        let (mut at, mut vlan) = (link, vlan::NONE);
+        for depth in 0..=2 {
+            if !at.is_up {
+                return None;
+            }
+            if let Some(port) = ports.iter().position(|name| *name == at.name) {
+                return Some(Exit { port: u16::try_from(port).ok()?, ifindex: at.index, vlan });
+            }
+            let Vlan { below, tag } = at.vlan?;
+            vlan |= tag << (depth * vlan::BITS);
+            at = self.links.iter().find(|link| link.index == below)?;
+        }
+        None
     }
 
     /// Whether `address` is reached without a gateway.
@@ -162,15 +202,11 @@ impl Network {
     }
 }
 
-fn port_of(link: &Link, ports: &[&str]) -> Option<u16> {
-    ports.iter().position(|name| *name == link.name).and_then(|port| u16::try_from(port).ok())
-}
-
 /// The hop that leaves by an interface, its neighbour left open; `None` while nothing can leave by it.
-pub fn port_hop(link: &Link, port: u16) -> Option<NextHop> {
+pub fn exit_hop(link: &Link, Exit { port, ifindex, vlan }: Exit) -> Option<NextHop> {
     let source = link.mac.filter(|_| link.is_up)?;
     let mtu = link.mtu.min(u32::from(u16::MAX)) as u16;
-    Some(NextHop { neighbour: [0; 6], port, source, mtu, ifindex: link.index, ..NextHop::zeroed() })
+    Some(NextHop { neighbour: [0; 6], port, source, mtu, ifindex, vlan, ..NextHop::zeroed() })
 }
 
 #[cfg(test)]
@@ -187,7 +223,15 @@ mod tests {
     const ROUTE: Route = Route { ifindex: 5, neighbour: GATEWAY, source: Some(OWN_ADDRESS) };
 
     fn network() -> Network {
-        let link = Link { index: 5, name: "eth1".into(), mac: Some(OWN), mtu: 1500, is_up: true, xdp: None };
+        let link = Link {
+            index: 5,
+            name: "eth1".into(),
+            mac: Some(OWN),
+            mtu: 1500,
+            is_up: true,
+            xdp: None,
+            vlan: None,
+        };
         Network {
             links: vec![link],
             addresses: Vec::new(),

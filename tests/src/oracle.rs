@@ -42,7 +42,12 @@ pub struct Backend {
     pub outer: IpAddr,
     /// The largest packet of its interface, what it is wrapped in included.
     pub mtu: usize,
+    /// The VLANs that it is in, the outermost first.
+    pub tags: &'static [Tag],
 }
+
+/// A VLAN tag: its EtherType, and the VLAN.
+pub type Tag = (u16, u16);
 
 /// What became of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +76,8 @@ struct Flow {
     is_reply: bool,
     /// The client's MAC, for replies.
     neighbour: [u8; 6],
+    /// The VLANs that replies leave in.
+    tags: &'static [Tag],
     /// By what the path tells it from others, as it was seen with its first packet.
     lot: Option<u16>,
 }
@@ -81,6 +88,8 @@ pub struct Oracle {
     backends: Vec<Backend>,
     /// MACs of the balancer towards the client, and towards backends.
     macs: [[u8; 6]; 2],
+    /// The VLANs that it has devices of.
+    vlans: &'static [&'static [Tag]],
     taken: Vec<usize>,
     flows: HashMap<Key, Flow>,
     /// The flows of datagrams whose first fragment was seen; `None` = it was none of ours.
@@ -256,6 +265,13 @@ impl<'a> Packet<'a> {
         self.end - self.l3
     }
 
+    /// The VLANs that it is in; a tag with a priority alone is none.
+    fn tags(&self) -> Vec<Tag> {
+        let tags =
+            (14..self.l3).step_by(4).map(|at| (word(self.frame, at - 2), word(self.frame, at) & 0xfff));
+        tags.filter(|(_, id)| *id != 0).collect()
+    }
+
     fn key(&self) -> Key {
         let [from, to] = [0, 2].map(|at| word(self.frame, self.l4 + at));
         (self.source, from, self.destination, to, self.protocol)
@@ -286,10 +302,16 @@ impl<'a> Packet<'a> {
 }
 
 impl Oracle {
-    /// Of a balancer with these services and backends; `macs` are its own, towards clients and towards backends.
-    pub fn new(services: Vec<Service>, backends: Vec<Backend>, macs: [[u8; 6]; 2]) -> Oracle {
+    /// Of a balancer with these services and backends; `macs` are its own, towards clients and towards backends, `vlans` those
+    /// that it has devices of.
+    pub fn new(
+        services: Vec<Service>,
+        backends: Vec<Backend>,
+        macs: [[u8; 6]; 2],
+        vlans: &'static [&'static [Tag]],
+    ) -> Oracle {
         let taken = vec![0; services.len()];
-        Oracle { services, backends, macs, taken, flows: HashMap::new(), parts: HashMap::new() }
+        Oracle { services, backends, macs, vlans, taken, flows: HashMap::new(), parts: HashMap::new() }
     }
 
     /// What must become of a frame; `seen` is what the balancer made of it, of which only what routers tell flows by is looked at.
@@ -331,7 +353,11 @@ impl Oracle {
         let backend = turns[self.taken[service] % turns.len()];
         self.taken[service] += 1;
         let neighbour = frame[6..12].try_into().unwrap_or_default();
-        let flow = Flow { service, backend, is_reply: false, neighbour, lot: None };
+        let tags = self.way_back(&packet).unwrap_or_default();
+        let flow = Flow { service, backend, is_reply: false, neighbour, tags, lot: None };
+        if self.way_back(&packet).is_none() && !self.backends[backend].tags.is_empty() {
+            return Fate::Drop(Reason::NoEgress);
+        }
         if let Some(refused) = self.too_big(&packet, flow) {
             return refused;
         }
@@ -443,16 +469,28 @@ impl Oracle {
     fn send(&mut self, packet: &Packet<'_>, key: Key, mut flow: Flow, seen: &[u8]) -> Fate {
         let Service { front, mode, .. } = self.services[flow.service].clone();
         let mode = if flow.is_reply { Mode::Nat } else { mode };
-        if let Some(refused) = self.refusal(packet, mode).or_else(|| self.too_big(packet, flow)) {
+        if let Some(refused) = self.refusal(packet, mode) {
             return refused;
         }
         let backend = self.backends[flow.backend];
+        let (was, tags) = (packet.tags(), if flow.is_reply { flow.tags } else { backend.tags });
+        let is_routed = self.way_back(packet).is_some();
+        let l3 = if is_routed && was != tags { 14 + 4 * tags.len() } else { packet.l3 };
+        if was != tags && !is_routed && !tags.is_empty() {
+            return Fate::Drop(Reason::NoEgress);
+        }
+        if let Some(refused) = self.too_big(packet, flow) {
+            return refused;
+        }
+        if mode == Mode::Nat && !flow.is_reply {
+            self.follow(packet, key, backend);
+        }
         let mut frame = packet.frame.to_vec();
         if flow.is_reply {
             frame[..6].copy_from_slice(&flow.neighbour);
             frame[6..12].copy_from_slice(&self.macs[0]);
             translate(&mut frame, packet, Some((front.0, front.1)), None);
-            return Fate::ToClient(flow.backend, frame);
+            return Fate::ToClient(flow.backend, retagged(frame, packet, tags, is_routed));
         }
         frame[..6].copy_from_slice(&backend.mac);
         frame[6..12].copy_from_slice(&self.macs[1]);
@@ -460,7 +498,7 @@ impl Oracle {
             Mode::Nat => translate(&mut frame, packet, None, Some(backend.address)),
             Mode::Dsr => {}
             Mode::Ipip | Mode::Gue(_) => {
-                let lot = *flow.lot.get_or_insert_with(|| lot(seen, packet.l3, mode));
+                let lot = *flow.lot.get_or_insert_with(|| lot(seen, l3, mode));
                 if let Some(flow) = self.flows.get_mut(&key) {
                     flow.lot = Some(lot);
                 }
@@ -468,8 +506,35 @@ impl Oracle {
                 frame = wrap(&frame, packet, mode, backend, lot);
             }
         }
-        Fate::ToBackend(flow.backend, frame)
+        Fate::ToBackend(flow.backend, retagged(frame, packet, tags, is_routed))
     }
+
+    /// The VLANs in which this host sends to whoever sent a packet; `None` where it has no device in those that it came in.
+    fn way_back(&self, packet: &Packet<'_>) -> Option<&'static [Tag]> {
+        let tags = packet.tags();
+        if tags.is_empty() { Some(&[]) } else { self.vlans.iter().find(|known| **known == tags).copied() }
+    }
+
+    /// Replies go to where the last request came from.
+    fn follow(&mut self, packet: &Packet<'_>, (client, port, _, _, protocol): Key, backend: Backend) {
+        let (address, own) = backend.address;
+        let tags = self.way_back(packet).unwrap_or_default();
+        if let Some(reply) = self.flows.get_mut(&(address, own, client, port, protocol)) {
+            (reply.tags, reply.neighbour) = (tags, packet.frame[6..12].try_into().unwrap_or_default());
+        }
+    }
+}
+
+/// A frame with these tags in place of its own, which stay where it is in a VLAN that is only switched. The first one's priority
+/// goes on (IEEE 802.1Q, 6.9).
+fn retagged(frame: Vec<u8>, packet: &Packet<'_>, tags: &[Tag], is_routed: bool) -> Vec<u8> {
+    if !is_routed || packet.tags() == tags {
+        return frame;
+    }
+    let priority = if packet.l3 > 14 { u16::from(frame[14] & 0xf0) << 8 } else { 0 };
+    let tags = tags.iter().flat_map(|(kind, id)| [kind.to_be_bytes(), (priority | id).to_be_bytes()]);
+    let tags: Vec<u8> = tags.flatten().collect();
+    [&frame[..12], &tags, &frame[packet.l3 - 2..]].concat()
 }
 
 /// Bytes that a mode puts around a packet.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use balancer_common::{
     AGES, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Reason, Service, ServiceKey,
-    TCP, Traffic, UDP, ability, endpoint, role,
+    TCP, Traffic, UDP, ability, endpoint, role, vlan,
 };
 use balancer_user::{
     address,
@@ -130,7 +130,8 @@ impl Program {
                 datapath.set_endpoint(&datapath.key(endpoint, protocol), endpoint::SERVER)?;
             }
         }
-        datapath.set_port(0, INGRESS)?;
+        datapath.set_egress(0, INGRESS)?;
+        datapath.set_ports(&[([INGRESS, vlan::NONE], 0)].into())?;
         let mut program = Program { datapath, backends: written, services };
         program.set_port_hop(0, INGRESS, 1500);
         for id in 0..backends {

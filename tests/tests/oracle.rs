@@ -11,10 +11,10 @@ use std::{
 
 use balancer_common::{
     Backend as Record, MAX_PORTS, NextHop, Reason, Service as Entry, TCP, UDP, ability, endpoint, forward,
-    role,
+    role, vlan,
 };
 use balancer_tests::{
-    oracle::{Backend, Fate, Mode, Oracle, Service},
+    oracle::{Backend, Fate, Mode, Oracle, Service, Tag},
     packet::to_hex,
     program::{INGRESS, verdict},
     topology::Family,
@@ -32,6 +32,11 @@ const BACKEND_SIDE: [u8; 6] = [2, 0, 0, 0, 2, 1];
 const CLIENT: [u8; 6] = [2, 0, 0, 0, 1, 10];
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 const GUE_PORT: u16 = 6080;
+/// VLANs that the balancer has devices of.
+const VLAN: &[Tag] = &[(0x8100, 7)];
+const STACKED: &[Tag] = &[(0x88a8, 5), (0x8100, 7)];
+/// Their ports.
+const PORTS: [(u16, &[Tag]); 3] = [(0, &[]), (64, VLAN), (65, STACKED)];
 const MODES: [Mode; 4] = [Mode::Nat, Mode::Dsr, Mode::Ipip, Mode::Gue(GUE_PORT)];
 
 fn outer(family: Family) -> IpAddr {
@@ -56,6 +61,7 @@ fn world() -> (Vec<Service>, Vec<Backend>) {
                         mac: [2, 0, 0, 0, 2, 11 + id],
                         outer: outer(of),
                         mtu: if second == 0 { 1400 } else { 9000 },
+                        tags: PORTS[usize::from(id) % 3].1,
                     });
                     usize::from(id)
                 });
@@ -79,6 +85,12 @@ const fn number(mode: Mode) -> u8 {
     }
 }
 
+/// Tags as the program has them.
+fn stack(tags: &[Tag]) -> u32 {
+    let number = |(kind, id): &Tag| u32::from(*id) | if *kind == 0x88a8 { vlan::SERVICE } else { 0 };
+    tags.iter().fold(vlan::NONE, |above, tag| above << vlan::BITS | number(tag))
+}
+
 fn program(services: &[Service], backends: &[Backend]) -> Datapath {
     let sizes = Sizes {
         flows: 1 << 18,
@@ -88,9 +100,13 @@ fn program(services: &[Service], backends: &[Backend]) -> Datapath {
         profiled_age: Duration::from_secs(14),
     };
     let mut program = Datapath::load(sizes, false, None).unwrap();
-    program.set_port(0, INGRESS).unwrap();
-    let hop = NextHop { port: 0, source: CLIENT_SIDE, mtu: 9000, ifindex: INGRESS, ..NextHop::default() };
-    program.set_next_hop(0, &hop);
+    program.set_egress(0, INGRESS).unwrap();
+    program.set_ports(&PORTS.map(|(port, tags)| ([INGRESS, stack(tags)], port)).into()).unwrap();
+    for (port, tags) in PORTS {
+        let (source, vlan) = (CLIENT_SIDE, stack(tags));
+        let hop = NextHop { port: 0, source, mtu: 9000, ifindex: INGRESS, vlan, ..NextHop::default() };
+        program.set_next_hop(port.into(), &hop);
+    }
     for (id, service) in (0..).zip(services) {
         let (address, port, protocol) = service.front;
         let key = program.key(SocketAddr::new(address, port), protocol);
@@ -108,7 +124,7 @@ fn program(services: &[Service], backends: &[Backend]) -> Datapath {
         let ring: Vec<u16> = service.backends.iter().map(|id| *id as u16).collect();
         program.switch_ring(id, &ring, None).unwrap();
         for backend in &service.backends {
-            let Backend { address: (address, port), mac, outer, mtu } = backends[*backend];
+            let Backend { address: (address, port), mac, outer, mtu, tags } = backends[*backend];
             let record = Record {
                 address: address::to_wire(address),
                 port: port.to_be_bytes(),
@@ -135,6 +151,7 @@ fn program(services: &[Service], backends: &[Backend]) -> Datapath {
                 mtu: mtu as u16 - around,
                 ifindex: ELSEWHERE,
                 forward: number(service.mode),
+                vlan: stack(tags),
                 ..NextHop::default()
             };
             program.set_next_hop(MAX_PORTS + *backend as u32, &hop);
@@ -334,10 +351,18 @@ impl Generator {
     }
 
     fn frame(&mut self, packet: &[u8]) -> Vec<u8> {
-        let tags = [[0x88, 0xa8, 0, 5], [0x81, 0, 0, 7], [0x81, 0, 0, 9]];
-        let count = if self.rng.u8(..4) > 0 { 0 } else { self.rng.usize(1..4) };
+        let all: [&[[u8; 4]]; 6] = [
+            &[[0x81, 0, 0, 7]],
+            &[[0x88, 0xa8, 0, 5], [0x81, 0, 0, 7]],
+            // A priority alone; VLANs that there is no device of; one tag more than is looked at.
+            &[[0x81, 0, 0xa0, 0]],
+            &[[0x88, 0xa8, 0, 5]],
+            &[[0x81, 0, 0x60, 7], [0x81, 0, 0, 9]],
+            &[[0x88, 0xa8, 0, 5], [0x81, 0, 0, 7], [0x81, 0, 0, 9]],
+        ];
+        let tags = if self.rng.bool() { &[][..] } else { self.rng.choice(all).unwrap_or_default() };
         let kind: [u8; 2] = if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] };
-        let mut frame = [&CLIENT_SIDE[..], &CLIENT, &tags[..count].concat(), &kind, packet].concat();
+        let mut frame = [&CLIENT_SIDE[..], &CLIENT, &tags.concat(), &kind, packet].concat();
         let padding = if frame.len() < 60 { 60 - frame.len() } else { self.rng.usize(..2) * 3 };
         frame.extend((0..padding).map(|_| self.rng.u8(..)));
         frame
@@ -445,7 +470,8 @@ fn the_program_does_what_the_model_says() {
 fn compare(seed: u64) {
     let (services, backends) = world();
     let mut program = program(&services, &backends);
-    let mut oracle = Oracle::new(services.clone(), backends.clone(), [CLIENT_SIDE, BACKEND_SIDE]);
+    let mut oracle =
+        Oracle::new(services.clone(), backends.clone(), [CLIENT_SIDE, BACKEND_SIDE], &[VLAN, STACKED]);
     let rng = Rng::with_seed(seed);
     let mut generator =
         Generator { rng, services, backends: backends.clone(), begun: Vec::new(), fragmented: Vec::new() };

@@ -29,37 +29,49 @@ const TOOLS: [Tool; 7] = [
 ];
 /// Programs of the host that the machine has as well.
 const GUEST: [&str; 3] = ["ip", "ethtool", "socat"];
-/// Where a kernel is that is not older than 6.6.
-const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-                      http://deb.debian.org/debian bookworm-backports main\n";
+/// Where its kernels are: the oldest that the program is made for, Linux 6.1, and 6.12.
+const SUITES: [&str; 2] = ["bookworm", "bookworm-backports"];
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// Directories of the kernel's modules that the machine needs, below `kernel`, and a single one.
-const MODULES: [&str; 6] =
-    ["net/ipv4", "net/ipv6", "net/8021q", "net/802", "net/llc", "drivers/net/veth.ko.xz"];
+const MODULES: [&str; 7] = [
+    "net/ipv4",
+    "net/ipv6",
+    "net/8021q",
+    "net/802",
+    "net/llc",
+    "drivers/net/veth.ko",
+    "drivers/net/veth.ko.xz",
+];
 /// An emulated processor takes its time: the verifier alone some minutes.
 const LIMIT: &str = "1500";
 
-/// Builds all, starts the machine, which needs no privilege, and fails unless every way that it tries goes well.
+/// Builds all, starts the machine with each kernel, which needs no privilege, and fails unless every way that it tries goes well.
 pub fn run(workspace: &Workspace) -> Result<()> {
     packages::require("interop", &TOOLS)?;
     let binary = build::run(workspace, &build::Options { release: false })?;
-    let place = workspace.target.join("interop");
-    let kernel = kernel(&place)?;
-    let image = image(workspace, &place, &kernel, &binary)?;
-    boot(&kernel, &image)
+    for suite in SUITES {
+        let place = workspace.target.join("interop").join(suite);
+        let kernel = kernel(&place, suite)?;
+        let image = image(workspace, &place, &kernel, &binary)?;
+        boot(&kernel, &image)?;
+    }
+    Ok(())
 }
 
 /// Downloads and unpacks Debian's kernel, unless it is there: its directory.
-fn kernel(place: &Path) -> Result<PathBuf> {
+fn kernel(place: &Path, suite: &str) -> Result<PathBuf> {
     let unpacked = place.join("kernel");
     if unpacked.join("boot").exists() {
         return Ok(unpacked);
     }
-    println!("interop: downloading {KERNEL} of Debian");
+    println!("interop: downloading {KERNEL} of Debian's {suite}");
     for directory in ["lists/partial", "cache/archives/partial"] {
         create(&place.join(directory))?;
     }
-    fs::write(place.join("sources.list"), SOURCE).context("write a list of package sources")?;
+    let source = format!(
+        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {suite} main\n"
+    );
+    fs::write(place.join("sources.list"), source).context("write a list of package sources")?;
     // Package lists and all else of its own: nothing of the host changes.
     let apt = |program: &str, words: &[&str]| {
         let mut apt = Command::new(program);
@@ -106,11 +118,12 @@ fn image(workspace: &Workspace, place: &Path, kernel: &Path, binary: &Path) -> R
     }
     let release = release(kernel)?;
     for module in modules(&kernel.join("lib/modules").join(&release).join("kernel"))? {
-        let below = module.strip_prefix(kernel).context("name a module")?.with_extension("");
-        let to = root.join(below);
+        let to = root.join(module.strip_prefix(kernel).context("name a module")?);
         create(to.parent().unwrap_or(&root))?;
-        let unpacked = Command::new("xz").args(["--decompress", "--stdout"]).arg(&module).output();
-        fs::write(&to, unpacked.context("run xz")?.stdout).context("write a module")?;
+        copy(&module, &to)?;
+        if is_packed(&to) {
+            command::run(Command::new("xz").arg("--decompress").arg("--force").arg(&to))?;
+        }
     }
     let busybox = command::find("busybox").context("find busybox")?;
     let mut depmod = Command::new(&busybox);
@@ -154,10 +167,16 @@ fn modules(from: &Path) -> Result<Vec<PathBuf>> {
         } else if path.is_dir() {
             let entries = fs::read_dir(&path).with_context(|| format!("read {}", path.display()))?;
             let files = entries.filter_map(Result::ok).map(|entry| entry.path());
-            found.extend(files.filter(|file| file.extension().is_some_and(|end| end == "xz")));
+            found.extend(
+                files.filter(|file| is_packed(file) || file.extension().is_some_and(|end| end == "ko")),
+            );
         }
     }
     Ok(found)
+}
+
+fn is_packed(module: &Path) -> bool {
+    module.extension().is_some_and(|end| end == "xz")
 }
 
 /// The libraries that a program is linked with.

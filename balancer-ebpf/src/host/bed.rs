@@ -3,7 +3,7 @@
 use std::{sync::Arc, vec::Vec};
 
 use balancer_common::{
-    Backend, BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role,
+    Backend, BackendId, FIRST_SNAT_PORT, MAX_PORTS, NextHop, Reason, Service, TCP, UDP, ability, role, vlan,
 };
 
 use super::{
@@ -72,7 +72,7 @@ impl Bed {
         let mut kernel = Kernel::new(memory, backends);
         kernel.now.set(1_000);
         kernel.ingress.set(1);
-        kernel.ports.extend([(1, 0), (2, 1), (3, 2)]);
+        kernel.ports.extend([((1, 0), 0), ((2, 0), 1), ((3, 0), 2)]);
         let hop = |neighbour, port, source, ifindex| NextHop {
             neighbour,
             port,
@@ -82,10 +82,12 @@ impl Bed {
             unusable: 0,
             forward: 0,
             reserved: 0,
+            vlan: vlan::NONE,
+            index: 0,
         };
-        kernel.hops.insert(0, hop([0; 6], 0, Bed::CLIENT_SIDE, 1));
-        kernel.hops.insert(1, hop([0; 6], 1, Bed::BACKEND_SIDE, 2));
-        kernel.hops.insert(2, hop([0; 6], 2, Bed::THIRD_SIDE, 3));
+        kernel.set_hop(0, hop([0; 6], 0, Bed::CLIENT_SIDE, 1));
+        kernel.set_hop(1, hop([0; 6], 1, Bed::BACKEND_SIDE, 2));
+        kernel.set_hop(2, hop([0; 6], 2, Bed::THIRD_SIDE, 3));
         for (id, (short, port)) in Bed::BACKENDS.into_iter().take(backends).enumerate() {
             kernel.backends[id] = Backend {
                 address: address(short),
@@ -95,7 +97,7 @@ impl Bed {
                 ..Backend::default()
             };
             let hop = hop(Bed::BACKEND_MACS[id], 1, Bed::BACKEND_SIDE, 2);
-            kernel.hops.insert(MAX_PORTS + id as u32, hop);
+            kernel.set_hop(MAX_PORTS + id as u32, hop);
             kernel.roles.insert(address(short), role::BACKEND);
         }
         for vip in Bed::VIPS {

@@ -285,7 +285,7 @@ pub struct Kernel {
     pub memory: Arc<Memory>,
     pub now: Cell<u32>,
     pub ingress: Cell<u32>,
-    pub ports: HashMap<u32, u16>,
+    pub ports: HashMap<(u32, u32), u16>,
     pub services: HashMap<ServiceKey, Service>,
     pub roles: HashMap<Address, u32>,
     /// What backends answer from.
@@ -354,6 +354,7 @@ impl Kernel {
                 choice: Choice::plain(0),
                 is_backend: false,
                 length: 0,
+                vlan: 0,
                 reply: FlowKey::zeroed(),
             }),
             precise: Cell::new(0),
@@ -386,6 +387,11 @@ impl Kernel {
     /// An address as keys have it.
     pub fn short(&self, address: [u8; 4]) -> [u8; 4] {
         source::short(self, FAMILY.get(), &frame::address(address))
+    }
+
+    /// Has packets leave by a hop.
+    pub fn set_hop(&mut self, index: u32, hop: NextHop) {
+        self.hops.insert(index, NextHop { index, ..hop });
     }
 
     /// The hop to a backend.
@@ -481,8 +487,8 @@ impl Environment for Kernel {
         self.ingress.get()
     }
 
-    fn port(&self, ifindex: u32) -> Option<u16> {
-        self.ports.get(&ifindex).copied()
+    fn port(&self, ifindex: u32, vlan: u32) -> Option<u16> {
+        self.ports.get(&(ifindex, vlan)).copied()
     }
 
     fn service(&self, key: &ServiceKey) -> Option<&Service> {

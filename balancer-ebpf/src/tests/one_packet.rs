@@ -125,10 +125,10 @@ both! {
             (NextHop { port: 9, ifindex: 8, ..hop }, Reason::NoEgress),
         ];
         for (unusable, reason) in unusable {
-            bed.kernel.hops.insert(0, unusable);
+            bed.kernel.set_hop(0, unusable);
             bed.refused(2, &input, reason);
         }
-        bed.kernel.hops.insert(0, hop);
+        bed.kernel.set_hop(0, hop);
         bed.reply(&from(0, CLIENT, b"answer"), VIP);
     }
 }

@@ -58,6 +58,7 @@ fn every_field_is_found() {
             tcp_flags,
             is_first_part,
             is_rest,
+            vlan,
         } = parsed;
         let (protocol, flags) = match frame.l4 {
             L4::Tcp { flags, .. } => (TCP, flags),
@@ -74,8 +75,8 @@ fn every_field_is_found() {
         };
         assert_eq!(key, expected);
         assert_eq!(
-            (length as usize, ttl, tcp_flags, is_first_part || is_rest),
-            (input.len() - 14, 64, flags, false),
+            (length as usize, ttl, tcp_flags, is_first_part || is_rest, vlan),
+            (input.len() - 14, 64, flags, false, 0),
             "{frame:?}"
         );
         let offset = |address: usize| address - buffer.start();

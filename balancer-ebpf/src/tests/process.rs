@@ -124,12 +124,12 @@ fn a_refused_packet_leaves_its_flow_alone() {
             (Reason::NoEgress as u16, Reason::NoEgress),
             (999, Reason::NoEgress),
         ] {
-            bed.kernel.hops.insert(hop, NextHop { mtu: 0, unusable, ..usable });
+            bed.kernel.set_hop(hop, NextHop { mtu: 0, unusable, ..usable });
             bed.refused(ingress, &frame.bytes(), reason);
         }
         bed.kernel.hops.remove(&hop);
         bed.refused(ingress, &frame.bytes(), Reason::NoEgress);
-        bed.kernel.hops.insert(hop, usable);
+        bed.kernel.set_hop(hop, usable);
     }
     let largest = Frame { payload: vec![0; usize::from(Bed::MTU) - ip_header() - 20], ..to_vip(ACK) };
     assert_eq!(bed.request(&largest), 0);

@@ -13,7 +13,7 @@ use super::value::{self, Refused};
 /// How the daemon itself runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Daemon {
-    /// Where packets come in and leave: at least one, at most `MAX_PORTS`, each once.
+    /// Where packets come in and leave: at least one, at most `MAX_INTERFACES`, each once.
     pub interfaces: Vec<InterfaceName>,
     /// Those of them that may be missing at the start, and appear later.
     pub optional: Vec<InterfaceName>,
@@ -84,7 +84,7 @@ pub const DEFAULT_SOCKET: &str = "/run/balancer/balancer.sock";
 pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/balancer";
 
 /// Most interfaces, as the XDP program has room for.
-const MAX_INTERFACES: usize = balancer_common::MAX_PORTS as usize;
+const MAX_INTERFACES: usize = balancer_common::MAX_INTERFACES as usize;
 /// Longest path of a Unix socket, in bytes (`sun_path`, with its closing 0).
 const LONGEST_SOCKET: usize = 107;
 const HOUR: Duration = Duration::from_secs(3600);

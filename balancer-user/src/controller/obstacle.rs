@@ -22,7 +22,7 @@ pub(super) fn obstacle(network: &Network, address: IpAddr, forward: u8, ports: &
     if !link.is_up {
         return format!("its route leads through {name}, which is down");
     }
-    if link.mac.is_none() || !ports.contains(&name.as_str()) {
+    if link.mac.is_none() || network.exit(link, ports).is_none() {
         return format!("its route leads through {name}, which is none of the configured interfaces");
     }
     if route.source.is_none() && matches!(forward, forward::IPIP | forward::GUE) {
@@ -43,7 +43,8 @@ mod tests {
     fn each_obstacle_has_words() {
         let address: IpAddr = "10.0.2.11".parse().unwrap();
         let gateway: IpAddr = "10.0.2.1".parse().unwrap();
-        let link = |is_up, mac| Link { index: 5, name: "eth1".into(), mac, mtu: 1500, is_up, xdp: None };
+        let link =
+            |is_up, mac| Link { index: 5, name: "eth1".into(), mac, mtu: 1500, is_up, xdp: None, vlan: None };
         let good = || link(true, Some([2; 6]));
         let route = |neighbour, source| Route { ifindex: 5, neighbour, source };
         let direct = || Some(route(address, Some(gateway)));

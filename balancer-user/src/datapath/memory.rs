@@ -71,7 +71,8 @@ impl SharedArray<Unresolved> {
 impl SharedArray<NextHop> {
     /// Stores a next hop word by word; the word that allows its use (with the MTU) goes last.
     pub fn store_words(&self, index: usize, hop: &NextHop) {
-        let [neighbour, source, interface]: [u64; 3] = bytemuck::cast(*hop);
+        let [neighbour, source, interface, tags]: [u64; 4] = bytemuck::cast(*hop);
+        self.word64_at(index, 24).store(tags, Ordering::Release);
         self.word64_at(index, 16).store(interface, Ordering::Release);
         self.word64_at(index, 0).store(neighbour, Ordering::Release);
         self.word64_at(index, 8).store(source, Ordering::Release);

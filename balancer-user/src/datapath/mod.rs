@@ -13,6 +13,7 @@ mod probes;
 mod refusal;
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
     os::fd::AsFd,
@@ -114,7 +115,9 @@ pub struct Datapath {
     addresses: HashMap<MapData, Address, u32>,
     endpoints: HashMap<MapData, [u8; 8], u32>,
     backends: Array<MapData, [u8; size_of::<Backend>()]>,
-    ports: HashMap<MapData, u32, u32>,
+    ports: HashMap<MapData, [u32; 2], u32>,
+    /// The same, as written.
+    known_ports: BTreeMap<[u32; 2], u16>,
     egress: DevMap<MapData>,
     counters: PerCpuArray<BackendCounters>,
     profiles: PerCpuArray<AgeProfile>,
@@ -215,6 +218,9 @@ impl Datapath {
             .try_into()?;
         program.load().map_err(explain_program)?;
         let layout = take(&mut ebpf, names::LAYOUT)?;
+        let ports: HashMap<MapData, [u32; 2], u32> = HashMap::try_from(take(&mut ebpf, names::PORTS)?)?;
+        let known_ports = ports.iter().map(|entry| entry.map(|(place, port)| (place, port as u16)));
+        let known_ports = known_ports.collect::<Result<_, _>>().context("read the ports")?;
         if let Some(pinned) = pinned {
             pinned.finish(layout, seed)?;
         }
@@ -225,7 +231,8 @@ impl Datapath {
             addresses: HashMap::try_from(take(&mut ebpf, names::ADDRESSES)?)?,
             endpoints: HashMap::try_from(take(&mut ebpf, names::ENDPOINTS)?)?,
             backends: Array::try_from(take(&mut ebpf, names::BACKENDS)?)?,
-            ports: HashMap::try_from(take(&mut ebpf, names::PORTS)?)?,
+            ports,
+            known_ports,
             egress: DevMap::try_from(take(&mut ebpf, names::EGRESS)?)?,
             counters: PerCpuArray::new(data(take(&mut ebpf, names::COUNTERS)?)?, sizes.backends)?,
             profiles: PerCpuArray::new(data(take(&mut ebpf, names::AGE_PROFILES)?)?, sizes.services)?,
@@ -375,16 +382,36 @@ impl Datapath {
         Ok(())
     }
 
-    /// Makes interface `ifindex` port number `port`.
-    pub fn set_port(&mut self, port: u16, ifindex: u32) -> Result<()> {
-        self.egress.set(u32::from(port), ifindex, None, 0)?;
-        self.ports.insert(ifindex, u32::from(port), 0)?;
+    /// Has what leaves by port number `port` leave by interface `ifindex`.
+    pub fn set_egress(&mut self, port: u16, ifindex: u32) -> Result<()> {
+        Ok(self.egress.set(u32::from(port), ifindex, None, 0)?)
+    }
+
+    /// The ports, by the index of an interface and the tags (`vlan::*`) of what comes in there.
+    pub const fn ports(&self) -> &BTreeMap<[u32; 2], u16> {
+        &self.known_ports
+    }
+
+    /// Has the program know these ports, and no others.
+    pub fn set_ports(&mut self, ports: &BTreeMap<[u32; 2], u16>) -> Result<()> {
+        for (place, port) in ports {
+            if self.known_ports.get(place) != Some(port) {
+                self.ports.insert(place, u32::from(*port), 0)?;
+                self.known_ports.insert(*place, *port);
+            }
+        }
+        let gone: Vec<_> =
+            self.known_ports.keys().filter(|place| !ports.contains_key(*place)).copied().collect();
+        for place in gone {
+            self.ports.remove(&place)?;
+            self.known_ports.remove(&place);
+        }
         Ok(())
     }
 
-    /// Writes a next hop: three words, each atomically. The packet that passes meanwhile sees a mixture at worst.
+    /// Writes a next hop: four words, each atomically. The packet that passes meanwhile sees a mixture at worst.
     pub fn set_next_hop(&mut self, index: u32, hop: &NextHop) {
-        self.next_hops.store_words(index as usize, hop);
+        self.next_hops.store_words(index as usize, &NextHop { index, ..*hop });
     }
 
     /// A neighbour without a MAC that an answer was refused for since this was last asked: its interface and address.

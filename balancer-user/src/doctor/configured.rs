@@ -125,6 +125,7 @@ mod tests {
             mtu: 1500,
             is_up: true,
             xdp: None,
+            vlan: None,
         };
         let [backend, own, service] =
             ["10.0.2.11", "10.0.2.1", "192.0.2.10"].map(|text| text.parse().unwrap());

@@ -217,6 +217,7 @@ mod tests {
                 mtu: 1500,
                 is_up: true,
                 xdp: None,
+                vlan: None,
             },
             has_carrier: true,
             offloads: Offloads { driver: "mlx5_core".to_owned(), gro: true, ..Offloads::default() },

@@ -217,6 +217,7 @@ fn network(size: Size) -> Network {
             mtu: 1500,
             is_up: true,
             xdp: None,
+            vlan: None,
         }],
         ..Network::default()
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use balancer_common::RING_SLOTS;
+use balancer_common::{RING_SLOTS, vlan};
 use balancer_harness::{FLOWS, names};
 use balancer_tests::{harness::Harness, program::Program};
 
@@ -115,7 +115,8 @@ impl Bench {
         for program in [&mut many, &mut full] {
             program.set_hop(0, device, 1500);
             program.set_port_hop(0, device, 1500);
-            road.balancer.run(|| program.datapath.set_port(0, device))?;
+            road.balancer.run(|| program.datapath.set_egress(0, device))?;
+            program.datapath.set_ports(&[([device, vlan::NONE], 0)].into())?;
             program.set_ring(0, &[0; RING_SLOTS])?;
         }
         Ok(Bench { many, full, next: DEFAULT_FLOWS * 4, has_rival: false })
