@@ -168,7 +168,7 @@ fn datagrams_are_counted_as_the_client_sent_them() {
         .unwrap();
     let sizes: [usize; 4] = [1, 700, 1300, 4000];
     for (way, port) in ways.iter().zip(VIP_PORT..) {
-        let socket = detour.bench.client.run(|| Ok(UdpSocket::bind((way.1.client(), 40_000))?)).unwrap();
+        let socket = detour.bench.client.run(|| Ok(UdpSocket::bind((way.1.client(), 0))?)).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         socket.connect((way.1.vip(), port)).unwrap();
         for size in sizes {
