@@ -101,6 +101,8 @@ fn a_priority_is_kept_where_a_tag_stays_one() {
     let bed = between(vlan::NONE, vlan::NONE);
     bed.set_ring(&[0]);
     request(&bed, datagram(), &[PRIORITY], &[PRIORITY]);
+    let service_priority = [0x88, 0xa8, 0x60, 0x00];
+    request(&bed, to_vip(SYN), &[service_priority], &[service_priority]);
 }
 
 /// The way back is where the last request came from.
