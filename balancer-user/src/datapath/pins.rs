@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::{Array, Map, MapData, MapInfo};
 use balancer_common::{LAYOUT_VERSION, Layout, names};
 
-/// The maps in which flows, counters and the numbers of services and backends are.
-const PINNED: [&str; 15] = [
+/// The maps in which flows, counters and the numbers of services, backends and ports are.
+const PINNED: [&str; 16] = [
     names::LAYOUT,
     names::FLOW_TAGS,
     names::FLOWS,
@@ -26,6 +26,7 @@ const PINNED: [&str; 15] = [
     names::AGE_PROFILES,
     names::DROPS,
     names::EVICTED,
+    names::PORTS,
 ];
 
 /// The pins of the maps.
