@@ -129,7 +129,7 @@ fn map_entries(process: &Path) -> Result<Vec<(String, usize)>> {
             "SERVICES" => keys::<{ size_of::<ServiceKey>() }, { size_of::<Service>() }>(data)?,
             "ENDPOINTS" => keys::<{ size_of::<ServiceKey>() }, 4>(data)?,
             "ADDRESSES" => keys::<{ size_of::<Address>() }, 4>(data)?,
-            "PORTS" => keys::<4, 4>(data)?,
+            "PORTS" => keys::<8, 4>(data)?,
             _ => continue,
         };
         counts.push((name, count));
