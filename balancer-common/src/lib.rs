@@ -26,9 +26,9 @@ pub use probe::{MOST_PROBES, PROBE_MARK, ProbeWay, probe_names};
 pub use reason::Reason;
 pub use ring::{HALVES, RING_SLOTS, Ring, RingWord};
 pub use service::{
-    Address, Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, Remembered, Service,
-    ServiceId, ServiceKey, ability, answer, client, endpoint, forward, mapped, option, role, selector,
-    unmapped,
+    Address, Backend, BackendId, ClientKey, FIRST_SNAT_PORT, LAYOUT_VERSION, Layout, PORT_FILTER_WORDS,
+    PortFilter, Remembered, Service, ServiceId, ServiceKey, ability, answer, client, endpoint, forward,
+    mapped, option, port_bit, role, selector, unmapped,
 };
 pub use tunnel::{MOST_OWN, MOST_TRUSTED, Tunnelled, tunnel_names};
 
@@ -60,6 +60,8 @@ pub mod names {
     /// `HashMap<ServiceKey, u32>`: the addresses and ports that backends answer from, or send media from; the value is
     /// of `endpoint::*`.
     pub const ENDPOINTS: &str = "ENDPOINTS";
+    /// `Array<PortFilter>` of one, memory-mapped: what foreign packets are told by, before anything is looked up.
+    pub const PORT_FILTER: &str = "PORT_FILTER";
     /// `Array<Ring>`, indexed by `ServiceId`, memory-mapped: both halves of each selection ring.
     pub const RINGS: &str = "RINGS";
     /// `Array<u64>`, indexed by `ServiceId`, memory-mapped: the `RingWord` of each ring.

@@ -1,5 +1,7 @@
 use bytemuck::{Pod, Zeroable};
 
+use crate::UDP;
+
 /// Index of a service in `RINGS` and `RING_WORDS`.
 pub type ServiceId = u16;
 /// Index of a backend in `BACKENDS` and `COUNTERS`.
@@ -232,6 +234,20 @@ const _: () = assert!(size_of::<Layout>() == 24);
 
 /// Grows with each change of what the maps that outlive a daemon hold.
 pub const LAYOUT_VERSION: u64 = 10;
+
+/// A bit for each port of TCP, and then of UDP, that a service or the endpoint of a backend has, or has had: flows may outlive
+/// them. A packet from none of these ports and to none is nobody's here.
+pub type PortFilter = [u64; PORT_FILTER_WORDS];
+
+/// How many words that are.
+pub const PORT_FILTER_WORDS: usize = 2 * (1 << 16) / 64;
+
+/// Which word of `PortFilter` a port (network order) of this protocol is in, and its bit there.
+#[inline(always)]
+pub const fn port_bit(protocol: u8, port: [u8; 2]) -> (usize, u64) {
+    let place = ((protocol == UDP) as usize) << 16 | u16::from_be_bytes(port) as usize;
+    (place / 64, 1 << (place % 64))
+}
 
 /// Roles of an address in `ADDRESSES`: bits of the low half of its value.
 pub mod role {

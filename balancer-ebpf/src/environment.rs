@@ -55,6 +55,8 @@ pub trait Environment: FlowMemory + Sized {
     fn ingress(&self) -> u32;
     /// The port of an interface, or of a VLAN (`vlan::*`) on it.
     fn port(&self, ifindex: u32, vlan: u32) -> Option<u16>;
+    /// A word of `PortFilter`.
+    fn port_filter(&self, word: usize) -> u64;
     /// The service that clients reach at `key`.
     fn service(&self, key: &ServiceKey) -> Option<&Service>;
     /// Who answers from `key`: of `endpoint::*`; 0 = nobody.

@@ -19,9 +19,9 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, EXCHANGE_SHIFT,
-    FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_INTERFACES, MAX_PORTS, NextHop, Phase,
-    RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId,
-    ServiceKey, UDP, Unresolved, WAYS, family,
+    FlowAddresses, FlowKey, Fragment, FragmentKey, HALVES, Layout, MAX_INTERFACES, MAX_PORTS, NextHop,
+    PORT_FILTER_WORDS, Phase, PortFilter, RING_SLOTS, Reason, Remembered, ResponseTimes, Ring, RingWord,
+    STAMP_SHIFT, Service, ServiceId, ServiceKey, UDP, Unresolved, WAYS, family,
 };
 use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
@@ -89,6 +89,8 @@ static AGE_PROFILES: PerCpuArray<AgeProfile> = PerCpuArray::with_max_entries(1, 
 static EVICTED: PerCpuArray<u64> = PerCpuArray::with_max_entries(Phase::ALL.len() as u32, 0);
 #[map]
 static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::ALL.len() as u32, 0);
+#[map]
+static PORT_FILTER: Array<PortFilter> = Array::with_max_entries(1, MMAPABLE);
 #[map]
 static UNRESOLVED: Array<Unresolved> = Array::with_max_entries(1, MMAPABLE);
 
@@ -201,6 +203,13 @@ impl Environment for Kernel<'_> {
     fn port(&self, ifindex: u32, vlan: u32) -> Option<u16> {
         // SAFETY: the value is one aligned word, copied at once.
         unsafe { PORTS.get([ifindex, vlan]) }.map(|port| *port as u16)
+    }
+
+    #[inline(always)]
+    fn port_filter(&self, word: usize) -> u64 {
+        let Some(ports) = PORT_FILTER.get_ptr(0) else { return u64::MAX };
+        // SAFETY: the index is less than the length; the controller sets bits meanwhile, a word at a time.
+        unsafe { ptr::read_volatile(ports.cast::<u64>().add(word & (PORT_FILTER_WORDS - 1))) }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use balancer_common::{
     BackendId, FlowKey, MAX_PORTS, NextHop, Reason, Service, ServiceKey, TCP, Traffic, UDP, age_bucket,
-    answer as answers, endpoint, family, flags, forward, option, role,
+    answer as answers, endpoint, family, flags, forward, option, port_bit, role,
 };
 
 use crate::{
@@ -225,6 +225,9 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
         Err(Unparsed::Neighbour) => return Step::Neighbour,
         Err(Unparsed::Refused(reason)) => return Step::Unusable(reason),
     };
+    if !may_be_ours(environment, &parsed.key) {
+        return if parsed.is_first_part { Step::ForeignPart } else { Step::Foreign };
+    }
     let now = environment.now();
     let hash = table::hash(environment, &parsed.key);
     let found = table::find(environment, &parsed.key, hash);
@@ -243,6 +246,16 @@ pub fn forward<P: Packet, E: Environment>(packet: &P, environment: &E, is_first:
     match carry(packet, environment, &parsed, &found, is_first, now) {
         Ok(step) | Err(step) => step,
     }
+}
+
+/// Whether anybody here has, or had, a port that a packet comes from or goes to: most foreign ones need no more to be told.
+#[inline(always)]
+fn may_be_ours<E: Environment>(environment: &E, key: &FlowKey) -> bool {
+    let is_known = |port| {
+        let (word, bit) = port_bit(key.protocol, port);
+        environment.port_filter(word) & bit != 0
+    };
+    is_known(key.destination_port) || is_known(key.source_port)
 }
 
 /// Whose business a packet is that has no flow, or whose flow, with the entry `stale`, is over.

@@ -3,7 +3,7 @@
 use std::{
     boxed::Box,
     cell::{Cell, RefCell, UnsafeCell},
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     vec,
     vec::Vec,
@@ -12,7 +12,7 @@ use std::{
 use balancer_common::{
     Address, AgeProfile, Backend, BackendCounters, BackendId, Bucket, ClientKey, Control, FlowAddresses,
     FlowEntry, FlowKey, Fragment, FragmentKey, MAX_PORTS, NO_TWIN, NextHop, Phase, Reason, Remembered,
-    ResponseTimes, RingWord, Service, ServiceId, ServiceKey, WAYS, flags,
+    ResponseTimes, RingWord, Service, ServiceId, ServiceKey, TCP, UDP, WAYS, flags, port_bit,
 };
 use bytemuck::Zeroable;
 
@@ -290,6 +290,8 @@ pub struct Kernel {
     pub roles: HashMap<Address, u32>,
     /// What backends answer from.
     pub endpoints: HashMap<ServiceKey, u32>,
+    /// The ports that they have, or have had: protocol and port.
+    pub known: RefCell<HashSet<(u8, [u8; 2])>>,
     /// By service: how many slots were taken, and the slots.
     pub rings: RefCell<HashMap<ServiceId, (RingWord, Vec<BackendId>)>>,
     pub backends: Vec<Backend>,
@@ -333,6 +335,7 @@ impl Kernel {
             services: HashMap::new(),
             roles: HashMap::new(),
             endpoints: HashMap::new(),
+            known: RefCell::default(),
             rings: RefCell::default(),
             backends: vec![Backend::default(); backends],
             hops: HashMap::new(),
@@ -493,6 +496,16 @@ impl Environment for Kernel {
 
     fn service(&self, key: &ServiceKey) -> Option<&Service> {
         self.services.get(key)
+    }
+
+    fn port_filter(&self, word: usize) -> u64 {
+        let mut known = self.known.borrow_mut();
+        known.extend(self.services.keys().chain(self.endpoints.keys()).map(|key| (key.protocol, key.port)));
+        known.extend(
+            self.backends.iter().flat_map(|backend| [TCP, UDP].map(|protocol| (protocol, backend.port))),
+        );
+        let places = known.iter().map(|(protocol, port)| port_bit(*protocol, *port));
+        places.filter(|(place, _)| *place == word).fold(0, |bits, (_, bit)| bits | bit)
     }
 
     fn endpoint(&self, key: &ServiceKey) -> u32 {

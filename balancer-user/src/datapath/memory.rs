@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, AtomicU64, Ordering},
 };
 
-use balancer_common::{BackendId, NextHop, RING_SLOTS, Ring, Unresolved};
+use balancer_common::{BackendId, NextHop, PortFilter, RING_SLOTS, Ring, Unresolved};
 use bytemuck::Pod;
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -65,6 +65,13 @@ impl SharedArray<Unresolved> {
     /// The words of the value with this index.
     pub fn words(&self, index: usize) -> [&AtomicU64; 3] {
         [0, 8, 16].map(|offset| self.word64_at(index, offset))
+    }
+}
+
+impl SharedArray<PortFilter> {
+    /// A word of the only value.
+    pub fn word_of(&self, word: usize) -> &AtomicU64 {
+        self.word64_at(0, word * size_of::<u64>())
     }
 }
 

@@ -30,9 +30,9 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use balancer_common::{
-    Address, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, Reason,
-    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, Unresolved, WAYS,
-    flow_buckets, names, unmapped,
+    Address, AgeProfile, Backend, BackendCounters, BackendId, MAX_PORTS, NextHop, Phase, PortFilter, Reason,
+    ResponseTimes, Ring, RingWord, STAMP_SHIFT, Service, ServiceId, ServiceKey, TCP, UDP, Unresolved, WAYS,
+    flow_buckets, names, port_bit, unmapped,
 };
 
 use balancer_ebpf::table;
@@ -126,6 +126,7 @@ pub struct Datapath {
     evicted: PerCpuArray<u64>,
     rings: SharedArray<Ring>,
     ring_words: SharedArray<u64>,
+    port_filter: SharedArray<PortFilter>,
     next_hops: SharedArray<NextHop>,
     unresolved: SharedArray<Unresolved>,
     flows: FlowTable,
@@ -242,6 +243,7 @@ impl Datapath {
             rings: shared(&mut ebpf, names::RINGS, sizes.services)?,
             ring_words: shared(&mut ebpf, names::RING_WORDS, sizes.services)?,
             next_hops: shared(&mut ebpf, names::NEXT_HOPS, MAX_PORTS + sizes.backends)?,
+            port_filter: shared(&mut ebpf, names::PORT_FILTER, 1)?,
             unresolved: shared(&mut ebpf, names::UNRESOLVED, 1)?,
             flows: FlowTable::new(
                 seed,
@@ -342,6 +344,7 @@ impl Datapath {
 
     /// Makes a service known, or changes it.
     pub fn set_service(&mut self, key: &ServiceKey, service: &Service) -> Result<()> {
+        self.note_port(key.protocol, key.port);
         self.services.insert(
             bytemuck::cast::<_, [u8; 8]>(*key),
             bytemuck::cast::<_, [u8; 32]>(*service),
@@ -353,6 +356,12 @@ impl Datapath {
     /// Takes a service out: packets to it are none of ours any more, but for those of live flows.
     pub fn remove_service(&mut self, key: &ServiceKey) -> Result<()> {
         Ok(self.services.remove(&bytemuck::cast::<_, [u8; 8]>(*key))?)
+    }
+
+    /// Has packets from and to this port looked up from now on. It stays so: flows may outlive what had it.
+    fn note_port(&self, protocol: u8, port: [u8; 2]) {
+        let (word, bit) = port_bit(protocol, port);
+        self.port_filter.word_of(word).fetch_or(bit, Ordering::Release);
     }
 
     /// Sets the roles (`role::*`) of an address; 0 = none of ours.
@@ -367,6 +376,7 @@ impl Datapath {
 
     /// Makes known who answers from `key`: of `endpoint::*`.
     pub fn set_endpoint(&mut self, key: &ServiceKey, who: u32) -> Result<()> {
+        self.note_port(key.protocol, key.port);
         self.endpoints.insert(bytemuck::cast::<_, [u8; 8]>(*key), who, 0)?;
         Ok(())
     }
@@ -378,6 +388,9 @@ impl Datapath {
 
     /// Writes a backend into its slot.
     pub fn set_backend(&mut self, id: BackendId, backend: &Backend) -> Result<()> {
+        for protocol in [TCP, UDP] {
+            self.note_port(protocol, backend.port);
+        }
         self.backends.set(u32::from(id), bytemuck::cast::<_, [u8; size_of::<Backend>()]>(*backend), 0)?;
         Ok(())
     }

@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData, MapInfo};
 use balancer_common::{LAYOUT_VERSION, Layout, names};
 
 /// The maps in which flows, counters and the numbers of services, backends and ports are.
-const PINNED: [&str; 16] = [
+const PINNED: [&str; 17] = [
     names::LAYOUT,
     names::FLOW_TAGS,
     names::FLOWS,
@@ -27,6 +27,7 @@ const PINNED: [&str; 16] = [
     names::DROPS,
     names::EVICTED,
     names::PORTS,
+    names::PORT_FILTER,
 ];
 
 /// The pins of the maps.
