@@ -245,7 +245,8 @@ pub const PORT_FILTER_WORDS: usize = 2 * (1 << 16) / 64;
 /// Which word of `PortFilter` a port (network order) of this protocol is in, and its bit there.
 #[inline(always)]
 pub const fn port_bit(protocol: u8, port: [u8; 2]) -> (usize, u64) {
-    let place = ((protocol == UDP) as usize) << 16 | u16::from_be_bytes(port) as usize;
+    // As it lies in memory: kernels before 6.6 don't know how large a number is whose bytes were swapped.
+    let place = ((protocol == UDP) as usize) << 16 | u16::from_le_bytes(port) as usize;
     (place / 64, 1 << (place % 64))
 }
 

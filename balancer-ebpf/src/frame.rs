@@ -68,7 +68,7 @@ impl Packet for Frame<'_> {
     #[inline(always)]
     fn has(&self, length: usize) -> bool {
         let (start, end) = self.bounds();
-        if start + bounded(length) <= end {
+        if start + bounded::<MOST>(length) <= end {
             return true;
         }
         // More than the first buffer: only then is it worth a call (kernel 5.18).
@@ -78,11 +78,11 @@ impl Packet for Frame<'_> {
     }
 }
 
-/// A length, of which no packet's is longer than `MOST`. Before Linux 6.6 the verifier forgets the bounds of a number whose bytes
+/// A number that is no more than `MOST`, all ones. Before Linux 6.6 the verifier forgets the bounds of a number whose bytes
 /// were swapped, and LLVM, which does not, would take a plain mask away.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
-fn bounded(mut length: usize) -> usize {
+pub fn bounded<const MOST: usize>(mut length: usize) -> usize {
     // SAFETY: it changes a register alone.
     unsafe {
         core::arch::asm!("{0} &= {1}", inout(reg) length, const MOST, options(nomem, nostack, preserves_flags));
@@ -91,10 +91,10 @@ fn bounded(mut length: usize) -> usize {
 }
 
 /// More than 64 KiB, and tags.
-#[cfg(target_arch = "bpf")]
-const MOST: u32 = (1 << 17) - 1;
+const MOST: usize = (1 << 17) - 1;
 
+/// The same for tests, which have no verifier.
 #[cfg(not(target_arch = "bpf"))]
-fn bounded(length: usize) -> usize {
+pub const fn bounded<const MOST: usize>(length: usize) -> usize {
     length
 }

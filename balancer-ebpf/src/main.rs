@@ -27,7 +27,7 @@ use balancer_ebpf::{
     Environment, FlowMemory, Packet, Verdict, Way, atomic,
     enter::{self, Entered},
     exchange, fragment,
-    frame::Frame,
+    frame::{Frame, bounded},
     icmp, neighbour, one_packet,
     open::{self, Choice, Opening},
     parse::{self, Unparsed, Upper},
@@ -208,8 +208,9 @@ impl Environment for Kernel<'_> {
     #[inline(always)]
     fn port_filter(&self, word: usize) -> u64 {
         let Some(ports) = PORT_FILTER.get_ptr(0) else { return u64::MAX };
+        let word = bounded::<{ PORT_FILTER_WORDS - 1 }>(word);
         // SAFETY: the index is less than the length; the controller sets bits meanwhile, a word at a time.
-        unsafe { ptr::read_volatile(ports.cast::<u64>().add(word & (PORT_FILTER_WORDS - 1))) }
+        unsafe { ptr::read_volatile(ports.cast::<u64>().add(word)) }
     }
 
     #[inline(always)]
