@@ -72,7 +72,7 @@ pub mod names {
     pub const NEXT_HOPS: &str = "NEXT_HOPS";
     /// `DevMap`, indexed by port: where `XDP_REDIRECT` sends.
     pub const EGRESS: &str = "EGRESS";
-    /// `HashMap<u32, u32>`: interface index to port, read when a flow is opened or its client moves.
+    /// `HashMap<[u32; 2], u32>`: interface index and tags (`vlan::*`) to port, read when a flow is opened or its client moves.
     pub const PORTS: &str = "PORTS";
     /// `PerCpuArray<BackendCounters>`, indexed by `BackendId`.
     pub const COUNTERS: &str = "COUNTERS";

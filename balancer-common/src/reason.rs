@@ -18,7 +18,7 @@ pub enum Reason {
     /// The frame would have to leave by an interface that is not configured, or there is no route; or it came in a VLAN that
     /// this host has no device of, and would have to leave in one that it has.
     NoEgress = 6,
-    /// Larger than the MTU of the interface it would leave by.
+    /// Larger than the MTU of the interface it would leave by, or than routers on the way to its backend take.
     TooBig = 7,
     /// No room for a new flow beside flows in use.
     FlowTableFull = 8,
