@@ -19,6 +19,8 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// Neighbour discovery is not routed.
 const HOP_LIMIT: u8 = 255;
+/// Its target included, but no options.
+const SOLICITATION_LENGTH: u16 = 24;
 const ADVERTISEMENT_LENGTH: usize = 32;
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
@@ -57,10 +59,12 @@ fn arp<P: Packet, E: Environment>(packet: &P, environment: &E, link: &Link) -> O
 #[inline(always)]
 fn solicitation<P: Packet, E: Environment>(packet: &P, environment: &E, link: &Link) -> Option<()> {
     let l3 = link.l3;
-    let [_, _, _, _, _, _, next, ttl]: [u8; 8] = read(packet, l3)?;
+    let [_, _, _, _, l0, l1, next, ttl]: [u8; 8] = read(packet, l3)?;
+    let length = u16::from_be_bytes([l0, l1]);
     let icmp = l3 + Ipv6Hdr::LEN;
     let [kind, code]: [u8; 2] = read(packet, icmp)?;
-    if next != ICMPV6 || ttl != HOP_LIMIT || kind != SOLICITATION || code != 0 {
+    if length < SOLICITATION_LENGTH || next != ICMPV6 || ttl != HOP_LIMIT || kind != SOLICITATION || code != 0
+    {
         return None;
     }
     let asker: Address = read(packet, l3 + 8)?;

@@ -110,5 +110,11 @@ fn a_solicitation_is_answered_with_an_advertisement() {
     ] {
         bed.passed(1, &ethernet(group_mac, ASKER_MAC, &packet));
     }
+    // Its target would lie behind the packet's end (RFC 4861, section 7.1.1).
+    for length in [0, 8, 23] {
+        let mut packet = icmp(asker, group, 255, solicitation(vip, &option));
+        packet[5] = length;
+        bed.passed(1, &ethernet(group_mac, ASKER_MAC, &packet));
+    }
     assert_eq!(bed.kernel.dropped(), 0);
 }
