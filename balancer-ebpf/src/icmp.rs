@@ -65,6 +65,9 @@ struct Message<'a> {
 #[inline(always)]
 pub fn control<P: Packet, E: Environment>(packet: &P, environment: &E) -> Step {
     let Some(mut message) = message(packet, environment) else { return Step::Foreign };
+    if message.icmp + HEADER > message.end {
+        return Step::Unusable(Reason::Malformed);
+    }
     let Some([kind, code]) = read::<P, [u8; 2]>(packet, message.icmp) else { return Step::Foreign };
     let step = match (message.network.family, kind, code) {
         (family::IPV4, 8, 0) => echo(packet, environment, &mut message, 0),

@@ -69,6 +69,25 @@ both! {
         }
     }
 
+    /// Padding is no part of a message, whatever it looks like.
+    fn an_echo_request_that_is_cut_short_is_refused() {
+        let bed = Bed::new(1);
+        let request = if FAMILY.get() == family::IPV4 { 8 } else { 128 };
+        let whole = ethernet(HERE, THERE, &message(CLIENT.0, VIP.0, 9, echo_of(request)));
+        for length in 0..8 {
+            let mut input = whole.clone();
+            if FAMILY.get() == family::IPV4 {
+                input[17] = 20 + length;
+                input[24..26].fill(0);
+                let sum = checksum(&input[14..34]);
+                input[24..26].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                input[19] = length;
+            }
+            bed.refused(1, &input, Reason::Malformed);
+        }
+    }
+
     /// From a router on the client's side, or the client itself: to the backend, about what that has sent.
     fn an_error_about_a_reply_goes_to_its_backend() {
         let bed = Bed::new(2);
