@@ -54,7 +54,8 @@ pub struct Refused {
 
 impl Refused {
     /// `None` unless the sender is one host elsewhere (RFC 1122, section 3.2.2), and the header that says so is whole. One
-    /// with options is not summed up, extension headers are not followed again, and so both are not answered.
+    /// with options is not summed up, extension headers are not followed again, and so both are not answered. Neither is a
+    /// fragment of IPv4 that is not the first one.
     #[inline(always)]
     pub fn of<P: Packet>(packet: &P) -> Option<Refused> {
         let network = network(packet)?;
@@ -65,8 +66,9 @@ impl Refused {
         let mut may_be_split = false;
         let (protocol, header, payload) = if network.family == family::IPV4 {
             let ip: [u8; Ipv4Hdr::LEN] = read(packet, network.l3)?;
-            let [version, _, l0, l1, _, _, fragment, _, _, protocol, ..] = ip;
-            if version != 0x45 || Sum::default().and(ip).checksum() != [0, 0] {
+            let [version, _, l0, l1, _, _, fragment, place, _, protocol, ..] = ip;
+            let is_later_part = fragment & 0x1f | place != 0;
+            if version != 0x45 || is_later_part || Sum::default().and(ip).checksum() != [0, 0] {
                 return None;
             }
             may_be_split = fragment & DONT_FRAGMENT[0] == 0;

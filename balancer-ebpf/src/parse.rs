@@ -374,11 +374,11 @@ fn ipv6<P: Packet, E: Environment>(packet: &P, environment: &E, l3: usize) -> Re
     if !matches!(next, TCP | UDP) {
         upper = environment.upper(packet, upper)?;
     }
-    if upper.part == Part::Rest {
-        return Err(Unparsed::Rest);
-    }
     if upper.l4 > end {
         return Err(MALFORMED);
+    }
+    if upper.part == Part::Rest {
+        return Err(Unparsed::Rest);
     }
     // SAFETY: as above.
     let (source, destination) = unsafe { (&(*ip).src_addr, &(*ip).dst_addr) };

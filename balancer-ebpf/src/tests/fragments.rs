@@ -113,6 +113,46 @@ both! {
     }
 }
 
+/// What is said of a datagram is said of its first part alone (RFC 1122, section 3.2.2).
+#[test]
+fn a_later_part_is_not_answered() {
+    let mut bed = Bed::new(1);
+    bed.kernel.sends_icmp.set(true);
+    let [first, mut rest] = parts(datagram());
+    bed.run(1, &first);
+    // No router may split it.
+    rest[20] |= 0x40;
+    sum_anew_header(&mut rest);
+    let mut last = rest.clone();
+    last[22] = 1;
+    sum_anew_header(&mut last);
+    bed.refused(1, &last, Reason::TtlExceeded);
+    bed.kernel.backend_hop(0).mtu = (rest.len() - 15) as u16;
+    bed.refused(1, &rest, Reason::TooBig);
+}
+
+/// The checksum of an IPv4 header without tags and options.
+fn sum_anew_header(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// What lies behind the packet's end is no fragment header.
+#[test]
+fn a_fragment_header_in_the_padding_is_none() {
+    FAMILY.set(family::IPV6);
+    let bed = Bed::new(1);
+    let [first, rest] = parts(datagram());
+    bed.run(1, &first);
+    for length in 0..8 {
+        let mut short = rest.clone();
+        short[19] = length;
+        short[18] = 0;
+        bed.refused(1, &short, Reason::Malformed);
+    }
+}
+
 /// Published: a payload that looks like the ports of another flow.
 #[test]
 fn known_fragments_leave_with_known_bytes() {
