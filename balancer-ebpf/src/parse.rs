@@ -562,7 +562,7 @@ fn segment<P: Packet>(
         reserved: [0; 2],
     };
     // A first fragment may hold less than the header.
-    let payload = segment.wrapping_sub(header_end) as u16;
+    let payload = segment.saturating_sub(header_end) as u16;
     Ok(Parsed {
         ethernet,
         ip,
