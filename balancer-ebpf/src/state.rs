@@ -269,7 +269,7 @@ pub fn advance<P: Packet, E: Environment>(
 }
 
 /// Notes what a SYN-ACK asks the client to acknowledge, or says whether the client does: who only claims to be there can't
-/// know it. Without a SYN-ACK there is nothing to be known.
+/// know it. Without a SYN-ACK there is nothing to be known. Of several SYNs the last says where the requests start.
 #[inline(always)]
 fn shakes_hands<P: Packet>(packet: &P, entry: Entry, other: Entry, segment: Segment) -> bool {
     let (sequence, acknowledged) = segment.numbers(packet);
@@ -277,6 +277,10 @@ fn shakes_hands<P: Packet>(packet: &P, entry: Entry, other: Entry, segment: Segm
         (Direction::Reply, SYN_ACK) => {
             // Never 0, which stands for none: one less in that case.
             entry.set_exchange(sequence.saturating_add(1));
+            true
+        }
+        (Direction::Request, tcp::SYN) => {
+            entry.set_exchange(sequence);
             true
         }
         (Direction::Request, tcp::ACK) => {

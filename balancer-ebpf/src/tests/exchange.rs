@@ -107,6 +107,20 @@ fn sequence_numbers_wrap() {
     assert_eq!(connection.counts(), [2, 2, 2, 15]);
 }
 
+/// A client that gave up, without a word, and tries again from the same port: its numbers count, also where they are lower.
+fn requests_are_those_of_the_last_handshake() {
+    let bed = followed();
+    bed.request(&Frame { sequence: [2_000_000_000, 0], ..to_vip(SYN) });
+    bed.request(&Frame { sequence: [99, 0], ..to_vip(SYN) });
+    bed.reply(&Frame { sequence: [499, 100], ..to_client(0, SYN | ACK) }, VIP);
+    bed.request(&Frame { sequence: [100, 500], ..to_vip(ACK) });
+    let connection = Connection { bed };
+    connection.ask(1_000, 100, 10, 500);
+    assert_eq!(connection.counts(), [1, 0, 0, 0]);
+    connection.answer(1_700, 500, 1_000, 110);
+    assert_eq!(connection.counts(), [1, 1, 1, 700]);
+}
+
 fn a_failure_ends_the_exchange_and_is_no_answer() {
     for end in [&[to_client(0, RST | ACK)][..], &[to_client(0, FIN_ACK)]] {
         let connection = Connection::new();
