@@ -55,8 +55,18 @@ pub fn answer<E: Environment>(environment: &E, parsed: &Parsed, sender: u32, now
     opening.port = twin.flow().via;
     let service = environment.service(&service_key(&opening.key)).ok_or(Reason::NoControlConnection)?;
     opening.service = *service;
+    leave_other(environment, &opening.key, id, now);
     opening.choice = choice(environment, &opening.key, id, now)?;
     Ok(())
+}
+
+/// Ends what is left of media between the same ports that another backend had: the control connection has moved since.
+#[inline(always)]
+fn leave_other<E: Environment>(environment: &E, key: &FlowKey, id: BackendId, now: u32) {
+    let former = table::find(environment, key, table::hash(environment, key));
+    if former.exists() && former.entry.flow().backend != id {
+        environment.end(&former, now);
+    }
 }
 
 #[inline(always)]

@@ -6,6 +6,7 @@ mod changes;
 mod explain;
 mod generations;
 mod health;
+mod media;
 mod obstacle;
 mod ports;
 mod records;

@@ -2,13 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects")]
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
 use balancer_tests::{
-    Balancer, Capture, Plan, Topology,
+    Balancer, Capture, Netns, Plan, Topology,
     config::{self, BACKEND_PORT, Service, VIP_PORT},
+    eventually,
     rtsp::{RtspClient, RtspServer, Transport},
     status::{self, each},
     topology::Family,
@@ -141,4 +142,59 @@ fn clients_at_one_address_get_their_media() {
     }
     let status = active([0, 0]);
     assert_eq!(status::drops(&status), []);
+}
+
+/// A player that always uses the same port, and whose next control connection is scheduled to the other server while its last media
+/// are still remembered: whoever speaks.
+#[test]
+fn media_move_with_a_player_that_uses_its_port_again() {
+    for family in FAMILIES {
+        let (bench, _) = bench(family);
+        let listeners: Vec<TcpListener> = (1..)
+            .zip(&bench.backends)
+            .map(|(number, netns)| {
+                let address = SocketAddr::from((family.backend(number), BACKEND_PORT));
+                netns.run(|| Ok(TcpListener::bind(address)?)).unwrap()
+            })
+            .collect();
+        let bound = |netns: &Netns, address: IpAddr, port: u16| {
+            let socket = netns.run(|| Ok(UdpSocket::bind((address, port))?)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            socket
+        };
+        let servers: Vec<[UdpSocket; 2]> = (1..)
+            .zip(&bench.backends)
+            .map(|(number, netns)| DATA_PORTS.map(|port| bound(netns, family.backend(number), port)))
+            .collect();
+        let balancer = start(&bench, family);
+        let ports = [5000, 5001];
+        let [heard, sung] = ports.map(|port| bound(&bench.client, family.client(), port));
+        let vip = |port| SocketAddr::from((family.vip(), port));
+        for turn in 0..4 {
+            let control = bench.client.run(|| Ok(TcpStream::connect(vip(VIP_PORT))?)).unwrap();
+            let number = turn % 2;
+            let accepted = listeners[number].accept().unwrap();
+            // What the server sends arrives at once.
+            let mut datagram = [0; 8];
+            servers[number][0].send_to(b"tone", (family.client(), ports[0])).unwrap();
+            let received = heard.recv_from(&mut datagram).unwrap();
+            assert_eq!(
+                (received, &datagram[..4]),
+                ((4, vip(DATA_PORTS[0])), &b"tone"[..]),
+                "{family:?} {turn}"
+            );
+            // What the player alone sends, soon.
+            eventually(LIMIT, "the player's song at the server", || {
+                sung.send_to(b"song", vip(DATA_PORTS[1])).unwrap();
+                let (_, from) = servers[number][1].recv_from(&mut datagram).ok()?;
+                assert_eq!(from, SocketAddr::from((family.client(), ports[1])));
+                Some(())
+            })
+            .unwrap();
+            drop((control, accepted));
+            status::wait(&balancer, "its end", |status| each(status, |backend| backend.active) == [0, 0])
+                .unwrap();
+        }
+        assert_eq!(status::drops(&status::read_fresh(&balancer).unwrap()), [], "{family:?}");
+    }
 }

@@ -107,6 +107,27 @@ fn without_a_live_control_connection_there_are_none() {
     }
 }
 
+/// A player that always uses the same port is sent to the other server, while the media of its last connection are remembered.
+fn media_leave_the_server_of_a_connection_that_is_over() {
+    let bed = rtsp();
+    let vip = (VIP.0, DATA_PORT);
+    let player = (CLIENT.0, 5000);
+    let server = |backend: usize| (Bed::BACKENDS[backend].0, DATA_PORT);
+    for turn in 0..4 {
+        let control = (CLIENT.0, CLIENT.1 + turn as u16);
+        let backend = bed.establish(control);
+        assert_eq!(backend, turn % 2);
+        translated(&bed, 2, &received(server(backend)), vip, player);
+        translated(&bed, 1, &sent(vip), player, server(backend));
+        translated(&bed, 2, &received(server(backend)), vip, player);
+        // The other one has nothing more to send to it, and takes nothing back.
+        bed.refused(2, &received(server(1 - backend)).bytes(), Reason::NoControlConnection);
+        translated(&bed, 1, &sent(vip), player, server(backend));
+        bed.request(&Frame::tcp(control, VIP, RST));
+        bed.kernel.assert_active_is_exact();
+    }
+}
+
 fn other_ports_of_the_server_are_none_of_it() {
     let bed = rtsp();
     let backend = bed.establish(CLIENT);

@@ -9,6 +9,7 @@ use balancer_common::{BackendId, Control, FlowEntry, FlowState, ServiceId, TCP, 
 use super::{
     Controller,
     health::Checked,
+    media::Controls,
     records::stamp,
     seats::{Duty, LiveBackend, LiveService},
 };
@@ -36,6 +37,7 @@ pub(super) struct Walk {
     /// Flows by state, by `Phase`: of this walk so far, and of the last whole one.
     states: [u64; 3],
     pub(super) seen: [u64; 3],
+    controls: Controls,
     /// Whether it is over, and its census not yet made use of.
     is_over: bool,
 }
@@ -74,7 +76,7 @@ impl Walk {
         self.census.iter().map(|census| census.openings)
     }
 
-    pub(super) const fn new(now: Monotonic) -> Walk {
+    pub(super) fn new(now: Monotonic) -> Walk {
         Walk {
             next: 0,
             left: 0,
@@ -83,6 +85,7 @@ impl Walk {
             census: Vec::new(),
             states: [0; 3],
             seen: [0; 3],
+            controls: Controls::default(),
             is_over: false,
         }
     }
@@ -179,6 +182,8 @@ impl Controller {
         self.walk.left = self.datapath.flows().bucket_count();
         let is_hashed = |service: &&LiveService| service.config.method.is_hash();
         let hashed: Vec<_> = self.services.iter().filter(is_hashed).map(|service| service.id).collect();
+        let has_media = |service: &&LiveService| service.config.rtsp_nat.is_some();
+        self.walk.controls.begin(self.services.iter().filter(has_media).map(|service| service.id));
         let census = |backend: &Option<LiveBackend>| Census::of(backend.as_ref(), self.walk.begun, &hashed);
         self.walk.census = self.backends.iter().map(census).collect();
     }
@@ -189,7 +194,7 @@ impl Controller {
             .iter()
             .map(|backend| backend.as_ref().map_or(Doom::All, |backend| doom(backend, now)))
             .collect();
-        let Walk { next, left, census, states, .. } = &mut self.walk;
+        let Walk { next, left, census, states, controls, .. } = &mut self.walk;
         let count = count.min(*left);
         let flows = self.datapath.flows();
         let sweep = flows.sweep(*next, count, stamp(now), |entry| {
@@ -203,6 +208,9 @@ impl Controller {
                 if entry.key.protocol == census.protocol {
                     census.judge(entry, flows, stamp(now));
                 }
+            }
+            if controls.have_left(entry) {
+                return true;
             }
             match dooms.get(id) {
                 Some(Doom::All) | None => true,
