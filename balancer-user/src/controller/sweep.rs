@@ -55,7 +55,7 @@ struct Census {
     /// Of those that were to be answered by now; `None` where nobody wants to know.
     openings: Option<Openings>,
     /// Flows that were opened after the first of these and before the second were to be answered by now: stamps.
-    due: [u16; 2],
+    due: [u32; 2],
     protocol: u8,
     /// Whether a RST may also answer what was no SYN.
     is_hashed: bool,
@@ -102,7 +102,7 @@ impl Census {
                 asked: backend.asked,
                 answered: backend.answered,
                 openings: timeout.map(|_| Openings::default()),
-                due: begun.map(|begun| stamp(begun.minus(timeout.unwrap_or_default())) as u16),
+                due: begun.map(|begun| stamp(begun.minus(timeout.unwrap_or_default()))),
                 protocol: backend.protocol,
                 is_hashed: hashed.contains(&backend.service),
                 ..Census::default()
@@ -123,7 +123,7 @@ impl Census {
         if entry.control.flags() & flags::GROWN != 0 {
             return;
         }
-        let is_after = |stamp: u16| entry.opened.wrapping_sub(stamp) as i16 > 0;
+        let is_after = |stamp| is_opened_after(entry, stamp);
         let [due, judged] = self.due;
         // Of those that are not yet due, this is the last that is seen.
         let is_due = is_after(judged) && (!is_after(due) || entry.is_expired(now));
@@ -289,6 +289,12 @@ fn corrected([begun_before, ended_before, begun, ended]: [u64; 4], seen: u64) ->
     }
 }
 
+/// Whether a flow was opened after this stamp. The lower half of the stamp that it keeps of that comes round every 73 minutes,
+/// so one that has been silent since is told by its last packet.
+const fn is_opened_after(entry: &FlowEntry, stamp: u32) -> bool {
+    entry.opened.wrapping_sub(stamp as u16) as i16 > 0 && entry.stamp.wrapping_sub(stamp) as i32 > 0
+}
+
 fn is_light(entry: &FlowEntry) -> bool {
     entry.key.protocol != TCP || entry.control.state() == FlowState::HalfOpen
 }
@@ -312,7 +318,23 @@ fn doom(backend: &LiveBackend, now: Monotonic) -> Doom {
 
 #[cfg(test)]
 mod tests {
+    use bytemuck::Zeroable as _;
+
     use super::*;
+
+    #[test]
+    fn a_flow_that_has_long_been_silent_is_not_taken_for_a_new_one() {
+        let minutes =
+            |minutes: u32| minutes * 60 * 1_000_000_000u64.div_ceil(1 << balancer_common::STAMP_SHIFT) as u32;
+        let opened = u32::MAX - 1_000;
+        let entry = FlowEntry { opened: opened as u16, stamp: opened.wrapping_add(9), ..FlowEntry::zeroed() };
+        for silent in [1, 30, 40, 60, 80, 120, 1_000] {
+            assert!(!is_opened_after(&entry, opened.wrapping_add(minutes(silent))), "{silent}");
+        }
+        assert!(!is_opened_after(&entry, opened));
+        assert!(is_opened_after(&entry, opened - 1));
+        assert!(is_opened_after(&entry, opened - minutes(30)));
+    }
 
     #[test]
     fn a_count_is_put_right_only_where_nothing_explains_it() {
