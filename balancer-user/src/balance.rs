@@ -348,7 +348,21 @@ impl Balance {
 
     fn plan_loads(&self, question: &Question) -> Plan {
         let Question { contenders, last, length, .. } = question;
-        let (last, length) = (*last, *length);
+        let mut picks = self.picks(contenders, *last, *length);
+        let mut length = *length;
+        if overfills(contenders, &picks, length) {
+            length = RING_SLOTS;
+            picks = self.picks(contenders, *last, length);
+        }
+        let mut slots = self.ids(picks);
+        if !slots.is_empty() {
+            slots.resize(length, NOBODY);
+        }
+        Plan::new(slots, *last, 0)
+    }
+
+    /// The next `length` picks, as positions in configured order; fewer where all are full by then.
+    fn picks(&self, contenders: &[Contender], last: Option<BackendId>, length: usize) -> Vec<usize> {
         let mut after = last.and_then(|last| self.position(last));
         let mut picks = Vec::new();
         // The backups come where no other has room left.
@@ -367,11 +381,7 @@ impl Balance {
                 after = picks.last().copied().or(after);
             }
         }
-        let mut slots = self.ids(picks);
-        if !slots.is_empty() {
-            slots.resize(length, NOBODY);
-        }
-        Plan::new(slots, last, 0)
+        picks
     }
 
     fn plan_table(&mut self) -> Plan {
@@ -474,6 +484,20 @@ impl Balance {
             .map(|backend| backend.member.id)
             .collect()
     }
+}
+
+/// Whether a ring of these picks would bring a backend more flows than it may take, if as many came before the next tick as the
+/// longest ring holds: then it goes round, and brings each pick again.
+fn overfills(contenders: &[Contender], picks: &[usize], length: usize) -> bool {
+    if contenders.iter().all(|contender| contender.room == u64::MAX) {
+        return false;
+    }
+    let mut counts = vec![0u64; contenders.len()];
+    for pick in picks {
+        counts[*pick] += 1;
+    }
+    let rounds = RING_SLOTS.div_ceil(length.max(1)) as u64;
+    rounds > 1 && counts.iter().zip(contenders).any(|(count, contender)| count * rounds > contender.room)
 }
 
 impl Measure {

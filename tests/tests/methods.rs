@@ -189,6 +189,38 @@ fn a_full_backend_takes_no_more_and_then_nobody_does() {
     scene.flow(CLIENT);
 }
 
+/// A burst of more flows than the ring is long, from two threads, between two looks of the controller.
+#[test]
+fn a_burst_does_not_overfill_a_backend() {
+    let edit = |text: String| {
+        text.replace("[daemon]", "[daemon]\ntick = \"1s\"")
+            .replace("weight = 1", "weight = 1\nmax-active = 3")
+    };
+    let scene = Scene::new("least-request", "no-backend = \"drop\"", &[1; 2], edit);
+    let burst = |first: u16| -> Vec<UdpSocket> {
+        (first..first + 200)
+            .map(|port| {
+                let bind = || Ok(UdpSocket::bind(SocketAddr::from((CLIENT, port)))?);
+                let socket = scene.bench.client.run(bind).unwrap();
+                socket.connect((VIP, VIP_PORT)).unwrap();
+                socket
+            })
+            .collect()
+    };
+    let sockets = [burst(20_000), burst(30_000)];
+    thread::scope(|scope| {
+        for sockets in &sockets {
+            scope.spawn(|| sockets.iter().for_each(|socket| _ = socket.send(b"me").unwrap()));
+        }
+    });
+    let status = scene.wait("all of them", |status| {
+        let drops: u64 = status::drops(status).iter().map(|(_, count)| count).sum();
+        each(status, |backend| backend.active).iter().sum::<u64>() + drops == 400
+    });
+    assert_eq!(each(&status, |backend| backend.active), [3, 3]);
+    assert_eq!(status::drops(&status), [("no-backend", 394)]);
+}
+
 #[test]
 fn the_source_decides_and_few_flows_move_when_a_backend_goes() {
     let scene = Scene::new("source-hash", "", &[1; 3], as_it_is);

@@ -57,13 +57,24 @@ fn when_all_are_full_backups_come_and_then_nobody() {
         with(&mut world, &[limited(0, false), limited(1, true)]);
         assert_eq!(world.slots[..3], [0; 3]);
         assert_eq!(world.slots[3..6], [1; 3]);
-        assert!(world.slots[6..].iter().all(|id| *id == NOBODY) && world.slots.len() >= 64);
+        // So long that a burst does not come round to them again before they are seen to be full.
+        assert!(world.slots[6..].iter().all(|id| *id == NOBODY) && world.slots.len() == RING_SLOTS);
         // Flows that are not counted yet have taken their slots.
         let plan = world.plan(0, 2).unwrap();
         assert_eq!(plan.slots[..4], [0, 1, 1, 1]);
         world.active[..2].copy_from_slice(&[3, 3]);
         world.tick();
         assert_eq!(world.slots, [0; 0], "{method}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_far_makes_no_ring_longer() {
+    for (most, length) in [(2_048, 64), (2_047, RING_SLOTS)] {
+        let mut world = World::new(Method::LeastRequest, &[]);
+        with(&mut world, &[Member { max_active: Some(most), ..member(0, 1) }, member(1, 1)]);
+        // 32 of 64 slots, which come 64 times if as many flows come as a ring can hold.
+        assert_eq!(world.slots.len(), length, "{most}");
     }
 }
 
