@@ -64,6 +64,23 @@ fn one_that_flaps_does_not_disturb_the_others() {
     }
 }
 
+/// What a flow brings is learned as a mean, so beside bursts of long flows what is committed swings, most of all while little has
+/// been learned: the choice must not swing with it.
+#[test]
+fn bursts_of_long_flows_are_spread_from_the_start() {
+    for (tick, longest) in [(100, 3), (1_000, 10)] {
+        let mut world = World::new(Method::LeastPackets, &[1; 3]);
+        for second in 0..60 {
+            let run = longest_run(&world.run_with_bursts(1_000, tick, FLOWS[0]));
+            assert!(run <= longest, "a tick in {tick} ms, second {second}: run of {run}");
+            let loads: Vec<f64> = world.balance.scores(world.time()).iter().map(|score| score.n).collect();
+            let mean = loads.iter().sum::<f64>() / 3.0;
+            let worst = loads.iter().fold(0.0, |worst: f64, load| worst.max((load / mean - 1.0).abs()));
+            assert!(worst < 0.1, "a tick in {tick} ms, second {second}: {loads:?}");
+        }
+    }
+}
+
 #[test]
 fn what_is_committed_is_what_recent_flows_have_yet_to_bring() {
     // Ten flows a second, each 31 packets in 3 s.

@@ -163,6 +163,25 @@ fn a_newcomer_gets_its_share_and_no_more_until_its_history_is_full() {
     }
 }
 
+/// Also beside bursts of flows that outlive the window.
+#[test]
+fn no_method_floods_a_newcomer() {
+    use Method::{LeastBandwidth, LeastPackets, LeastRequest, LeastResponseTime};
+    for method in [LeastPackets, LeastBandwidth, LeastRequest, LeastResponseTime] {
+        for tick in [100, 1_000] {
+            for flows in FLOWS {
+                let mut world = World::new(method, &[1; 3]);
+                world.run_with_bursts(40_000, tick, flows);
+                world.weights(&[1; 4]);
+                let picks = world.run_with_bursts(14_000, tick, flows);
+                let share = count_of(3, &picks) as f64 / picks.len() as f64;
+                let what = format!("{method}, {flows:?}, a tick in {tick} ms: {share:.3}");
+                assert!(share > 0.15 && share < 0.25 * 1.1, "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn without_ages_a_newcomer_gets_its_share_by_the_mean() {
     let mut world = World::new(Method::LeastPackets, &[1; 3]);

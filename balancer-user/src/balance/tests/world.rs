@@ -9,6 +9,8 @@ pub const TICK: u64 = 100;
 
 /// How far apart flows may come.
 const STEP: u64 = 5;
+/// Bytes of each packet.
+const PACKET: u64 = 125_000;
 
 /// A service as the data plane and the controller play it: flows take slots and are counted at once, or later.
 pub struct World {
@@ -102,9 +104,10 @@ impl World {
             for (id, opened) in self.later.remove(&self.now).unwrap_or_default() {
                 let stamp = |millis: u64| ((1_000 + millis) * 1_000_000) >> STAMP_SHIFT;
                 let age = stamp(self.now) - stamp(opened);
-                self.growth[usize::from(id)].traffic.packets += 1;
-                if let Some(bucket) = age_bucket(age as u32) {
-                    self.ages[bucket].packets += 1;
+                let ages = age_bucket(age as u32).map(|bucket| &mut self.ages[bucket]);
+                for traffic in [Some(&mut self.growth[usize::from(id)].traffic), ages].into_iter().flatten() {
+                    traffic.packets += 1;
+                    traffic.bytes += PACKET;
                 }
             }
             for id in self.ends.remove(&self.now).unwrap_or_default() {
@@ -113,10 +116,7 @@ impl World {
             if self.now.is_multiple_of(flows.every) {
                 let id = self.flow();
                 picks.push(id);
-                self.ends.entry(self.now + flows.packets * flows.gap).or_default().push(id);
-                for packet in 1..flows.packets {
-                    self.later.entry(self.now + packet * flows.gap).or_default().push((id, self.now));
-                }
+                self.go_on(id, flows);
             }
             if self.now.is_multiple_of(tick) {
                 self.tick();
@@ -125,13 +125,36 @@ impl World {
         picks
     }
 
+    /// The same, and once in three seconds ten flows at once that last for a quarter of a minute.
+    pub fn run_with_bursts(&mut self, millis: u64, tick: u64, flows: Flows) -> Vec<BackendId> {
+        let long = Flows { every: 0, packets: 150, gap: 100 };
+        let mut picks = Vec::new();
+        for step in 0..millis / 100 {
+            picks.extend(self.run(100, tick, flows));
+            for _ in 0..if step % 30 == 7 { 10 } else { 0 } {
+                let id = self.flow();
+                picks.push(id);
+                self.go_on(id, long);
+            }
+        }
+        picks
+    }
+
+    /// What a flow that has just been opened sends after its first packet.
+    fn go_on(&mut self, id: BackendId, flows: Flows) {
+        self.ends.entry(self.now + flows.packets * flows.gap).or_default().push(id);
+        for packet in 1..flows.packets {
+            self.later.entry(self.now + packet * flows.gap).or_default().push((id, self.now));
+        }
+    }
+
     /// Packets of 125,000 bytes: of flows that open with them, or of very old ones.
     pub fn count(&mut self, id: BackendId, packets: u64, opened: u64) {
         let growth = &mut self.growth[usize::from(id)];
         let age = &mut self.ages[if opened > 0 { 0 } else { AGES - 1 }];
         for traffic in [&mut growth.traffic, age] {
             traffic.packets += packets;
-            traffic.bytes += packets * 125_000;
+            traffic.bytes += packets * PACKET;
         }
         growth.opened += opened;
     }
