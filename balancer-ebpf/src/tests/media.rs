@@ -1,10 +1,10 @@
 //! Media of RTSP services, in both directions.
 
-use balancer_common::{Reason, Service, TCP, UDP, endpoint, option};
+use balancer_common::{FlowEntry, Reason, Service, TCP, UDP, endpoint, flags, option};
 
 use super::{
     bed::{Bed, CLIENT, FIN_ACK, VIP, to_client, to_vip},
-    frame::{Endpoint, Frame, RST, address},
+    frame::{Endpoint, Frame, RST, SYN, address},
 };
 use crate::Verdict;
 
@@ -125,6 +125,35 @@ fn media_leave_the_server_of_a_connection_that_is_over() {
         translated(&bed, 1, &sent(vip), player, server(backend));
         bed.request(&Frame::tcp(control, VIP, RST));
         bed.kernel.assert_active_is_exact();
+    }
+}
+
+/// The place of a control connection in the flow table has gone to another flow of the same client.
+fn another_flow_is_not_taken_for_the_control_connection() {
+    for (vip, protocol, is_it) in
+        [(VIP, TCP, true), (Bed::VIPS[1], TCP, false), (VIP, UDP, false), (Bed::VIPS[1], UDP, false)]
+    {
+        let mut bed = rtsp();
+        let other = bed.kernel.key(Bed::VIPS[1], TCP);
+        bed.kernel.services.get_mut(&other).unwrap().id = 1;
+        bed.establish(CLIENT);
+        bed.request(&to_vip(RST));
+        let port = (CLIENT.0, CLIENT.1 + 1);
+        bed.request(&match protocol {
+            TCP => Frame::tcp(port, vip, SYN),
+            _ => Frame::udp(port, vip, b"ask"),
+        });
+        let is_other = |entry: &FlowEntry| {
+            entry.key.source_port == port.1.to_be_bytes() && entry.control.flags() & flags::REPLY == 0
+        };
+        let (place, entry) = bed.kernel.memory.live().find(|(_, entry)| is_other(entry)).unwrap();
+        bed.kernel.clients.borrow_mut().values_mut().for_each(|client| client.entry = place);
+        let vip = (VIP.0, DATA_PORT);
+        if is_it {
+            translated(&bed, 1, &sent(vip), (CLIENT.0, 5000), (Bed::BACKENDS[usize::from(entry.backend)].0, DATA_PORT));
+        } else {
+            bed.refused(1, &sent(vip).bytes(), Reason::NoControlConnection);
+        }
     }
 }
 
